@@ -39,7 +39,7 @@ from tests.support import forked
 RECORD = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parent.parent
 monotonic = time.monotonic
-"""Kept from the start: a test that sets the clock forward is measured before its patch is taken back."""
+"""Taken at the start: a test that moves the clock is measured before its patch is undone."""
 LONG_S = 0.6
 
 
@@ -47,23 +47,23 @@ HEAVY = (
     "transformers.models.llama.modeling_llama", "transformers.generation", "peft", "upshot.run.run", "upshot.verl",
     "upshot.serving.openai.server", "litellm", "openai", "sympy", "pyarrow.parquet", "pandas",
 )  # fmt: skip
-"""Modules that take long to import and that tests import when they run."""
+"""Modules that take long to import and that tests import while they run."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The seconds of a file's tests, shared fixtures counted once."""
+    """The seconds of a file's tests; shared fixtures count once."""
 
     short_s: float
-    """Of those that are not long."""
+    """Seconds of the tests that are not long."""
     all_s: float
     tests: int
-    """How many there are."""
+    """Number of tests."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What `durations.json` holds."""
+    """The contents of `durations.json`."""
 
     long: dict[str, float]
     """Seconds of every test that took `LONG_S` or more."""
@@ -80,7 +80,7 @@ class Recording:
         return sum(file.all_s for file in self.files.values())
 
     def with_files_of(self, newer: Recording) -> Recording:
-        """This one, with the files of a newer one in place of its own; files that are gone are left out."""
+        """This recording, with the files of a newer one replaced; files that no longer exist are dropped."""
         old = [name for name in self.files.keys() - newer.files.keys() if (ROOT / name).exists()]
         long = {name: spent for name, spent in self.long.items() if name.partition("::")[0] in old} | newer.long
         files = {name: self.files[name] for name in old} | newer.files
@@ -88,23 +88,24 @@ class Recording:
 
 
 def read_recording() -> Recording:
-    """The recording that the split is derived from."""
+    """The recording by which tests are marked as long."""
     record = json.loads(RECORD.read_text())
     return Recording(record["long"], {name: FileRecord(*numbers) for name, numbers in record["files"].items()})
 
 
 def write_recording(recording: Recording) -> None:
-    """Write `durations.json`, one line a test or file."""
+    """Write `durations.json`, one line per test or file."""
     files = {name: [file.short_s, file.all_s, file.tests] for name, file in recording.files.items()}
     text = json.dumps({"long": recording.long, "files": files}, indent=1)
     RECORD.write_text(re.sub(r"\[\s+(\S+)\s+(\S+)\s+(\S+)\s+\]", r"[\1 \2 \3]", text) + "\n")
 
 
 def balance(names: Sequence[str], recording: Recording, long_too: bool) -> list[int]:
-    """An order for two processes, each of which begins with a half and takes tests of the other's end when it is done.
+    """An order for two processes: each begins with one half and, when done, takes tests from the end of the other's
+    half.
 
-    Files with much to do come first in each half, so what is left to share at the end are short tests; a file that is
-    not recorded counts with the mean of a test. The tests of a file stay together, since they share fixtures.
+    Files with much to do come first in each half, so that only short tests are left to share at the end. A file that is
+    not recorded counts with the mean time of a test. The tests of a file stay together, since they share fixtures.
     """
     groups = [list(group) for _, group in groupby(range(len(names)), lambda at: names[at].partition("::")[0])]
 
@@ -112,7 +113,7 @@ def balance(names: Sequence[str], recording: Recording, long_too: bool) -> list[
 
     def seconds(group: Sequence[int]) -> float:
         file = recording.files.get(names[group[0]].partition("::")[0])
-        if file is None:  # a new file: as if its tests took what others do
+        if file is None:  # a new file: count its tests with the mean time of all
             return each * len(group)
         return file.all_s if long_too else file.short_s
 
@@ -139,13 +140,13 @@ class Pace:
         self.numbers, self.last = np.arange(20_000, dtype=np.float64), 0.0
 
     def work(self) -> None:
-        """Half of it Python, half of it NumPy."""
+        """Half of it Python, half NumPy."""
         sum(i * i % 7 for i in range(30_000))
         for _ in range(40):
             (self.numbers * 1.5 + self.numbers).sum()
 
     def measure(self) -> None:
-        """Time the work again, some times a second."""
+        """Time the work again, a few times per second."""
         if monotonic() - self.last > 0.2:
             began = time.thread_time()
             self.work()
@@ -154,7 +155,7 @@ class Pace:
 
     @property
     def slower(self) -> float:
-        """By the mean of the last seconds: time that the host takes away comes in pieces."""
+        """By the mean over the last seconds, since a host takes time away in bursts."""
         return sum(self.recent) / len(self.recent) / self.REFERENCE_S
 
 
@@ -162,30 +163,30 @@ PACE = Pace()
 
 
 class Clock:
-    """Seconds that something would take on a quiet reference machine."""
+    """The seconds that something would take on a quiet reference machine."""
 
     def __init__(self) -> None:
         self.cpu, self.children, self.wall, self.queued = *_cpu(), monotonic(), _queued()
 
     def seconds(self) -> float:
-        """Since the clock was made."""
+        """Seconds since the clock was created."""
         cpu, children = (now - before for now, before in zip(_cpu(), (self.cpu, self.children), strict=True))
         wall = monotonic() - self.wall
-        # The system tells of a process when it ends. What a server did for earlier tests was their waiting for it.
+        # The system reports a process when it ends; earlier tests waited for what a server did for them.
         children = min(children, wall * (os.cpu_count() or 1))
-        # Waiting for a process that waits for a core is not sleeping.
+        # Waiting for a process that is itself waiting for a core is not sleeping.
         busy = cpu + _queued() - self.queued + children * max(1.0, crowded())
         return (cpu + children) / PACE.slower + max(0.0, wall - busy)
 
 
 def _cpu() -> tuple[float, float]:
-    """CPU seconds of this process, and of those it started that have ended."""
+    """CPU seconds of this process and of its ended children."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime + forked.cpu_s
 
 
 def _queued() -> float:
-    """How long this process was ready to run and had no core; of its threads, that of the one that waited longest."""
+    """How long this process was ready to run but had no core; for several threads, the longest of their waits."""
     waited = 0
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError):  # the thread has just ended
@@ -195,7 +196,7 @@ def _queued() -> float:
 
 @dataclass(eq=False)  # pluggy keeps plugins in sets
 class Recorder:
-    """Times tests in the processes that run them; the first process adds it all up and writes the file."""
+    """Times tests in the processes that run them; the first process adds everything up and writes the file."""
 
     shared: dict[str, float] = field(default_factory=dict)
     """Fixture of a module or package → its seconds."""
@@ -204,7 +205,7 @@ class Recorder:
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Test → seconds without such fixtures."""
     made: dict[str, float] = field(default_factory=dict)
-    """Shared fixtures made since the last report of this process."""
+    """Shared fixtures created since the last report of this process."""
     clock: Clock = field(default_factory=Clock)
     skipped: set[str] = field(default_factory=set)
     """Tests that did not run here."""
@@ -213,7 +214,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
-        """Time a fixture that several tests share; those it needs itself were made before."""
+        """Time a fixture that several tests share; the fixtures it depends on were created before."""
         clock = Clock()
         result = yield
         if fixturedef.scope != "function":
@@ -221,14 +222,14 @@ class Recorder:
         return result
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Import what the first test that needs it would seem to have taken long for."""
+        """Import the modules now; otherwise the first test that needs one would be charged for the import."""
         for name in self.heavy if session.items else ():
             with suppress(ImportError):
                 import_module(name)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Iterator[Any]:
-        """Begin a test."""
+        """Start timing a test."""
         PACE.measure()
         self.clock = Clock()
         return (yield)
@@ -245,7 +246,7 @@ class Recorder:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Take a report in; the first process gets those of all."""
+        """Take in a report; the first process gets the reports of all."""
         if report.skipped:
             self.skipped.add(report.nodeid)
         for _, (seconds, made, uses) in report.user_properties:
@@ -254,7 +255,7 @@ class Recorder:
             self.uses[report.nodeid] = uses
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Write the recording, in the first process, if the tests ran to the end."""
+        """Write the recording in the first process, if the tests ran to the end."""
         if "PYTEST_XDIST_WORKER" not in os.environ and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             old = read_recording() if RECORD.exists() else Recording({}, {})
             kept = {name.partition("::")[0] for name in self.skipped & old.long.keys()}
@@ -263,7 +264,7 @@ class Recorder:
 
 
 def split(own: Mapping[str, float], uses: Mapping[str, Sequence[str]], shared: Mapping[str, float]) -> Recording:
-    """Long and short tests, from the seconds of tests alone and of the fixtures that they share."""
+    """Long and short tests, from the seconds of the tests alone and of the fixtures that they share."""
     whole = {name: spent + sum(shared.get(use, 0.0) for use in uses.get(name, ())) for name, spent in own.items()}
     long = {name: round(whole[name], 1) for name in sorted(whole) if whole[name] >= LONG_S}
 

@@ -1,6 +1,6 @@
-"""Deadlines that follow the machine: one that is slow, or busy with other things, is given more time.
+"""Time limits that follow the machine: a slow or busy one gets more time.
 
-A deadline of a test only keeps it from waiting for ever. It is said in seconds of a quiet machine and stretched by how
+A time limit only keeps a test from waiting forever. It is given in seconds of a quiet machine and multiplied by how
 much longer things take here and now. What a test is about is seen by events, counts and states, never by the clock.
 """
 
@@ -16,12 +16,12 @@ from typing import TypeVar
 
 Seen = TypeVar("Seen")
 LOOP_S = 0.02
-"""What the loop below takes on the machine that the deadlines were written for."""
+"""CPU seconds of the loop below on the machine that the limits were written for."""
 
 
 @lru_cache(maxsize=1)
 def slower() -> float:
-    """How many times longer than there a loop takes here, other programs left out; at least 1."""
+    """How many times longer a fixed loop takes on this machine, not counting other programs; at least 1."""
 
     def loop() -> float:
         began = time.process_time()
@@ -32,7 +32,7 @@ def slower() -> float:
 
 
 def crowded() -> float:
-    """How many programs there are for each core that want to run."""
+    """How many programs per core want to run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting = os.getloadavg()[0]
     if (now := Path("/proc/loadavg")).exists():  # the average is a minute late
@@ -41,12 +41,12 @@ def crowded() -> float:
 
 
 def patience(seconds: float) -> float:
-    """So many seconds of a quiet machine, as long as they are here and now."""
+    """This many seconds of a quiet machine, converted to seconds here and now."""
     return seconds * slower() * max(1.0, crowded())
 
 
 def wait_until(happened: Callable[[], Seen], seconds: float = 60.0, pause: float = 0.02) -> Seen:
-    """What `happened` says as soon as that is true; an `AssertionError` when it never is."""
+    """Return what `happened` returns once it is true; raise an `AssertionError` if it never is."""
     left = seconds
     while not (seen := happened()):
         assert left > 0, f"it did not happen within {seconds:g} s of a quiet machine"
@@ -57,7 +57,7 @@ def wait_until(happened: Callable[[], Seen], seconds: float = 60.0, pause: float
 
 
 async def until(happened: Callable[[], Seen], seconds: float = 60.0, pause: float = 0.005) -> Seen:
-    """`wait_until` on the event loop."""
+    """`wait_until` for the event loop."""
     left = seconds
     while not (seen := happened()):
         assert left > 0, f"it did not happen within {seconds:g} s of a quiet machine"

@@ -1,6 +1,6 @@
-"""Chat templates of seven model families (and some awkward ones), written from their published behaviour.
+"""Chat templates of seven model families and some awkward ones, written after their published behaviour.
 
-Each has the family's marks, its treatment of system prompts, white space, tools and old thoughts, and its refusals.
+Each has the family's markers, its treatment of system prompts, white space, tools and old thoughts, and its refusals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""SmolLM2 and Qwen2.5: every message alike. (SmolLM2 also adds a default system prompt, as `CHATML_DEFAULT` does.)"""
+"""SmolLM2 and Qwen2.5: all messages have the same form. (SmolLM2 also adds a default system prompt, as `CHATML_DEFAULT`
+does.)"""
 
 CHATML_DEFAULT = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
@@ -39,7 +40,7 @@ QWEN3 = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-"""Qwen3: an assistant turn keeps its thought only while no user message follows it."""
+"""Qwen3: an assistant turn keeps its thought only until the next user message."""
 
 MISTRAL = (
     "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set talk = messages[1:] %}"
@@ -67,7 +68,7 @@ LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content | trim }} [/INST]"
     "{% else %} {{ m.content | trim }} </s>{% endif %}{% endfor %}"
 )
-"""Llama 2: a blank before the end token."""
+"""Llama 2: a space before the end token."""
 
 LLAMA3_TOOLS = (
     "{% if messages[0].role == 'system' %}{% set system = messages[0].content | trim %}{% set talk = messages[1:] %}"
@@ -103,7 +104,7 @@ QWEN3_TOOLS = (
     "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Qwen3 with tools: results that follow one another share a user turn; a last reply gets an empty thought."""
+"""Qwen3 with tools: consecutive results share a user turn; a last reply gets an empty thought."""
 
 MISTRAL_TOOLS = (
     "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set talk = messages[1:] %}"
@@ -127,18 +128,18 @@ PHI3 = (
     "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
 )
-"""Phi 3: a mark for each role; messages of any other role are left out without a word."""
+"""Phi 3: a marker for each role; messages of any other role are silently dropped."""
 
 PLAIN = (
     "{% for m in messages %}{{ 'Assistant' if m.role == 'assistant' else 'User' }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""A template without any special token: nothing ends a turn but the next line."""
+"""A template without any special token: nothing but the next line ends a turn."""
 
 FORGETFUL = (
     "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
 )
-"""A template that leaves the assistant's words out: nothing can be appended to them."""
+"""A template that drops the assistant's words: nothing can be appended to them."""
 
 FAMILIES: dict[str, tuple[str, str, str | None]] = {
     "chatml": (CHATML, "<|im_end|>", None),
@@ -164,7 +165,8 @@ SPECIALS = [
 
 
 def byte_tokenizer(family: str, merges: Sequence[tuple[str, str]] = (), special: Sequence[str] = SPECIALS) -> Any:
-    """A byte-level tokenizer with a family's template and special tokens; without merges a text has one reading."""
+    """A byte-level tokenizer with a family's template and special tokens; without merges, a text has only one
+    tokenization."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""CITATION.cff is valid as far as readers of it look, and of this version."""
+"""CITATION.cff is valid as far as its readers check, and names this version."""
 
 import tomllib
 from pathlib import Path
@@ -8,7 +8,7 @@ import yaml
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_citation_file_has_what_the_format_asks_for_and_this_version() -> None:
+def test_the_citation_file_has_the_required_fields_and_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= set(cited) and cited["type"] == "software"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,4 +1,4 @@
-"""`make test` runs the tests that take less than 0.6 s, as recorded; what is recorded stays within limits."""
+"""`make test` runs the tests recorded as shorter than 0.6 s; the recording stays within limits."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.durations import (
 ROOT = Path(__file__).parent.parent
 CORES, STYLE_AND_TYPES_S, COLLECTION_S = 2, 60, 20
 SHORT_LIMIT_S, FULL_LIMIT_S = 240, 600
-"""The goals on two quiet cores."""
+"""The targets on two quiet cores."""
 
 
-def test_a_test_is_long_with_the_fixtures_that_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fixtures_a_test_shares_count_towards_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.durations.LONG_S", 1.0)
     own = {"x::a": 0.2, "x::b": 0.3, "x::c": 1.5, "x::d": 0.1}
     recording = split(own, {"x::a": ["server"], "x::b": ["cheap"], "x::d": ["cheap"]}, {"server": 4.0, "cheap": 0.5})
@@ -39,7 +39,7 @@ def test_a_test_is_long_with_the_fixtures_that_it_shares(monkeypatch: pytest.Mon
     assert (recording.short_s, recording.all_s) == (0.9, 6.6)
 
 
-def test_a_file_recorded_again_replaces_its_own_record_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_recorded_again_replaces_only_its_own_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tests.durations.ROOT", tmp_path)
     monkeypatch.setattr("tests.durations.RECORD", tmp_path / "durations.json")
     (tmp_path / "x").touch()
@@ -73,7 +73,7 @@ def test_both_processes_begin_with_the_files_that_take_longest() -> None:
     assert ["abcdef"[at] for at in order] == ["b", "a", "e", "c", "d", "f"]
 
 
-def test_a_new_file_is_not_left_for_the_end() -> None:
+def test_a_new_file_is_not_placed_last() -> None:
     recording = Recording({}, {"a": FileRecord(0.0, 12.0, 3), "b": FileRecord(0.0, 1.0, 9)})
     order = balance(["a::1", "b::1", "new::1", "new::2"], recording, long_too=True)
     assert [["a::1", "b::1", "new::1", "new::2"][at] for at in order] == ["a::1", "b::1", "new::1", "new::2"]
@@ -97,11 +97,11 @@ def test_skipped_tests_keep_their_record_and_a_run_cut_short_writes_none(
     )
 
 
-def test_seconds_are_those_of_the_reference_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_are_converted_to_the_reference_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     pace = Pace()
     assert pace.slower == 1.0
     pace.recent.extend([3 * Pace.REFERENCE_S] * 99)
-    with monkeypatch.context() as patched:  # the clock of a recording is right again when this test is recorded
+    with monkeypatch.context() as patched:  # the clock of a recording is restored when this test itself is recorded
         patched.setattr("tests.durations.PACE", pace)
         clock = Clock()
         assert pace.slower == pytest.approx(3)
@@ -110,8 +110,8 @@ def test_seconds_are_those_of_the_reference_machine(monkeypatch: pytest.MonkeyPa
         assert clock.seconds() == pytest.approx(3.0), "a third of what was counted here; nothing was slept"
 
 
-def test_a_server_that_ends_adds_nothing_that_tests_waited_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:  # the clock of a recording is right again when this test is recorded
+def test_a_server_that_ends_is_not_charged_for_work_that_tests_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:  # the clock of a recording is restored when this test itself is recorded
         patched.setattr("tests.durations.os.cpu_count", lambda: 2)
         patched.setattr("tests.durations._queued", lambda: 0.0)
         patched.setattr("tests.durations.PACE", Pace())
@@ -122,7 +122,7 @@ def test_a_server_that_ends_adds_nothing_that_tests_waited_for_before(monkeypatc
 
 
 def test_the_recorder_runs_beside_fixtures_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conftest makes pytest look its plugins up by hash."""
+    """A conftest makes pytest look up its plugins by hash."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "conftest.py").write_text(
@@ -167,7 +167,7 @@ def _functions(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_short_tests_and_the_long_ones_are_all_of_them() -> None:
+def test_short_and_long_tests_together_are_all_tests() -> None:
     targets = (ROOT / "Makefile").read_text()
     assert '-m "$(NOT_HERE) and not long"' in targets and '-m "$(NOT_HERE) and long"' in targets
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]

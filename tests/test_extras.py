@@ -1,4 +1,4 @@
-"""Every extra can be installed, alone and with the others: antlr and hydra are where they once could not."""
+"""Every extra can be installed, alone and with the others; antlr and hydra once conflicted."""
 
 import json
 import os
@@ -19,16 +19,16 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LINES = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
 PINS = {canonicalize_name(name): version for name, version in LINES}
 TOGETHER = ",".join(sorted(set(EXTRAS) - {"vllm", "dev", "all"}))
-"""vLLM pins a PyTorch of its own, so it is installed where it serves, not beside the rest."""
+"""vLLM pins its own PyTorch, so it is installed on the machine where it serves, not with the rest."""
 
 
 def wanted(requirements: list[str]) -> dict[str, Requirement]:
-    """The requirements by name; the project's own extras are no packages."""
+    """The requirements by name, without the project's own extras."""
     others = [found for found in map(Requirement, requirements) if found.name != PROJECT["name"]]
     return {canonicalize_name(requirement.name): requirement for requirement in others}
 
 
-def test_the_core_takes_every_antlr_that_latex_is_parsed_with_and_no_other() -> None:
+def test_the_core_accepts_exactly_the_antlr_versions_that_parse_latex() -> None:
     antlr = wanted(PROJECT["dependencies"])["antlr4-python3-runtime"].specifier
     assert [v for v in ("4.9.3", "4.11.0", "4.11.1", "4.13.2") if v not in antlr] == []
     assert [v for v in ("4.9.2", "4.10", "4.12.0", "4.13.0", "4.13.1") if v in antlr] == []
@@ -40,7 +40,7 @@ def test_verl_brings_the_hydra_that_its_agent_loop_imports() -> None:
 
 
 @pytest.mark.parametrize("part", ["core", *EXTRAS])
-def test_the_pins_fit_what_the_project_asks_for(part: str) -> None:
+def test_the_pins_satisfy_the_projects_requirements(part: str) -> None:
     asked = wanted(PROJECT["dependencies"] if part == "core" else EXTRAS[part])
     pinned = {name: ask.specifier for name, ask in asked.items() if name in PINS}
     wrong = {name: PINS[name] for name, allowed in pinned.items() if Version(PINS[name]) not in allowed}
@@ -48,7 +48,7 @@ def test_the_pins_fit_what_the_project_asks_for(part: str) -> None:
     assert part not in ("core", "dev") or not [name for name in asked if name not in PINS]
 
 
-def test_all_names_only_extras_that_there_are() -> None:
+def test_the_extra_all_names_only_existing_extras() -> None:
     (whole,) = map(Requirement, EXTRAS["all"])
     assert whole.name == PROJECT["name"] and whole.extras <= set(EXTRAS)
 
@@ -57,7 +57,7 @@ def test_all_names_only_extras_that_there_are() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extras", [*EXTRAS, TOGETHER])
 def test_pip_resolves(extras: str, tmp_path: Path) -> None:
-    """Needs the package index; PyTorch is pinned, so that none for another device is taken."""
+    """Needs the package index; PyTorch is pinned, so that no build for another device is chosen."""
     chosen = resolve(extras, tmp_path)
     if "verl" in extras:
         assert Version(chosen["hydra-core"]) >= Version("1.3") and chosen["antlr4-python3-runtime"] == "4.9.3"
@@ -67,7 +67,7 @@ def test_pip_resolves(extras: str, tmp_path: Path) -> None:
 
 
 def resolve(extras: str, folder: Path) -> dict[str, str]:
-    """What pip would install, by name; the test is skipped where there is no index."""
+    """What pip would install, by name; the test is skipped without an index."""
     pins = folder / "pins.txt"
     pins.write_text("" if extras == "vllm" else f"torch=={PINS['torch']}\n")
     report = folder / "report.json"
@@ -84,7 +84,7 @@ def resolve(extras: str, folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", ["4.9.3", "4.11.0", "4.13.2"])
-def test_the_mathematics_holds_under_every_antlr(version: str, tmp_path: Path) -> None:
+def test_math_verdicts_are_the_same_with_every_antlr(version: str, tmp_path: Path) -> None:
     target = tmp_path / "antlr"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
     got = subprocess.run([*pip, f"antlr4-python3-runtime=={version}"], capture_output=True, text=True)

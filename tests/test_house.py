@@ -1,6 +1,6 @@
-"""The house: arrows point down, no circles, a class name stands once, a folder can be taken in at a glance.
+"""The structure: imports point down, there are no cycles, class names are unique, folders stay small.
 
-All imports of a file count, wherever they stand in it: those made late and those for the type checker are arrows, too.
+All imports of a file count, wherever they are: late imports and those for the type checker, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOORS = [
 """The rooms, from the ground up."""
 MOST_FILES = 20
 FACES = {"upshot", "upshot.__main__"}
-"""What only hands names on to the outside: `import upshot` with its lazy names, `python -m upshot`."""
+"""Modules that only pass names on: `import upshot` with its lazy names, and `python -m upshot`."""
 
 
 def module_of(path: Path) -> str:
@@ -45,7 +45,7 @@ MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """Every module, parsed: by the first test that asks, not by every process that collects the tests."""
+    """Every module, parsed once, by the first test that needs it rather than by every process that collects tests."""
     return {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
 
 
@@ -61,7 +61,7 @@ def imports(module: str) -> Iterator[str]:
 
 @cache
 def arrows() -> dict[str, set[str]]:
-    """Who imports whom."""
+    """Which module imports which."""
     return {module: set(imports(module)) - FACES for module in MODULES if module not in FACES}
 
 
@@ -72,30 +72,30 @@ def floor(module: str) -> int | None:
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
-    """Modules that reach themselves, by taking away again and again whoever imports nobody that is left."""
+    """Modules that reach themselves, found by removing modules without remaining imports again and again."""
     left = {module: set(others) for module, others in arrows.items()}
     while ends := {module for module, others in left.items() if not others & left.keys()}:
         left = {module: others for module, others in left.items() if module not in ends}
-    while tops := left.keys() - set().union(*left.values(), set()):  # import a circle without being part of one
+    while tops := left.keys() - set().union(*left.values(), set()):  # they import a cycle without being part of one
         left = {module: others for module, others in left.items() if module not in tops}
     return [sorted(left)] if left else []
 
 
-def test_arrows_between_rooms_point_down() -> None:
+def test_imports_between_rooms_point_down() -> None:
     up = [f"{a} → {b}" for a, others in arrows().items() for b in others if (floor(a) or 0) < (floor(b) or 0)]
     assert sorted(up) == []
 
 
-def test_nothing_imports_in_circles() -> None:
+def test_there_are_no_import_cycles() -> None:
     assert circles(arrows()) == []
 
 
-def test_a_circle_would_be_found() -> None:
+def test_an_import_cycle_would_be_found() -> None:
     assert circles({"top": {"a"}, "a": {"b"}, "b": {"a", "end"}, "end": set()}) == [["a", "b"]]
 
 
-def test_every_import_of_the_package_names_a_module_that_is_there() -> None:
-    """The type checker is told to pass over modules that it does not find, and would pass over these, too."""
+def test_every_import_of_the_package_names_an_existing_module() -> None:
+    """The type checker is configured to ignore missing modules, so it would ignore these, too."""
     named = {
         (module, node.module)
         for module, tree in trees().items()
@@ -111,7 +111,7 @@ def test_every_room_has_a_floor() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-def test_the_ground_imports_nothing_above_and_the_engine_knows_ids_and_tensors_only() -> None:
+def test_the_ground_imports_nothing_above_and_the_engine_only_core() -> None:
     for room, known in {"core": {"core"}, "engine": {"engine", "core"}, "sandbox": {"sandbox", "core"}}.items():
         own = [module for module in arrows() if module.startswith(f"upshot.{room}")]
         wrong = [f"{a} → {b}" for a in own for b in arrows()[a] if b.split(".")[1] not in known]
@@ -123,7 +123,7 @@ def test_a_folder_has_at_most_twenty_files() -> None:
     assert {str(folder.relative_to(PACKAGE)): count for folder, count in files.items() if count > MOST_FILES} == {}
 
 
-def test_a_public_class_name_stands_once() -> None:
+def test_public_class_names_are_unique() -> None:
     names = Counter(
         node.name
         for tree in trees().values()
@@ -134,7 +134,7 @@ def test_a_public_class_name_stands_once() -> None:
 
 
 def test_only_the_adapters_of_the_cluster_import_verl() -> None:
-    """At any depth of a file: nobody else may need it installed."""
+    """Anywhere in a file: no other module may require it."""
     imported = re.compile(r"^\s*(from|import) (verl|ray)\b", re.MULTILINE)
     inside = PACKAGE / "verl" / "adapters"
     wrong = [path for path in MODULES.values() if imported.search(path.read_text())]

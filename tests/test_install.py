@@ -1,4 +1,4 @@
-"""The environment is made with uv or pip, from the same pins and the same package sources."""
+"""The environment is created by uv or pip, from the same pins and the same package sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def install() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "tools" / "install.py"))
 
 
-def test_uv_looks_where_pip_is_configured_to_look(install: dict[str, Any]) -> None:
+def test_uv_uses_the_indexes_that_pip_is_configured_with(install: dict[str, Any]) -> None:
     assert install["uv_variables"](install["read_settings"](LISTED)) == {
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_FIND_LINKS": "/opt/wheels",
@@ -33,19 +33,17 @@ def test_uv_looks_where_pip_is_configured_to_look(install: dict[str, Any]) -> No
     }, "a variable wins over a file"
 
 
-def test_several_links_become_the_list_that_uv_reads(install: dict[str, Any]) -> None:
+def test_several_find_links_become_the_list_that_uv_reads(install: dict[str, Any]) -> None:
     settings = install["read_settings"]("global.find-links='/a /b'\nglobal.no-index='true'\n")
     assert install["uv_variables"](settings)["UV_FIND_LINKS"] == "/a,/b"
     assert "--no-index" in install["uv_command"]("uv", Path("python"), settings)
 
 
-def test_without_pip_there_is_nothing_to_pass_on(install: dict[str, Any]) -> None:
+def test_without_pip_no_settings_are_passed_on(install: dict[str, Any]) -> None:
     assert install["uv_variables"](install["read_settings"]("")) == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 
 
-def test_where_uv_cannot_install_pip_installs_the_same(
-    install: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_uv_fails_pip_installs_the_same(install: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
     def succeed_with_pip(command: list[str], environment: object) -> bool:

@@ -1,4 +1,4 @@
-"""The wheel has everything that an installed Upshot reads: pages, templates, prompts, recipes."""
+"""The wheel contains everything that an installed Upshot reads: pages, templates, prompts, recipes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
 WRITTEN_BY_RUNS = ("__pycache__", ".upshot-profiles")
-"""What is beside the sources once a test or a run has used them; git ignores it, too."""
+"""Files beside the sources after tests or runs; git ignores them, too."""
 
 
-def test_the_wheel_has_every_file_of_the_package_and_the_recipes(tmp_path: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package_and_the_recipes(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for folder in ("upshot", "recipes"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns(*WRITTEN_BY_RUNS))

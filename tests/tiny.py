@@ -26,7 +26,7 @@ def tiny_parts(seed: int = 0) -> tuple[Any, Any, Renderer, SlotsTask]:
 
 @cache
 def shared_tokenizer() -> Any:
-    """The quickstart's tokenizer for learners on other models."""
+    """The quickstart's tokenizer, for learners on other models."""
     return tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
 
 

@@ -47,7 +47,7 @@ def test_importing_upshot_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_room_train_can_be_called_before_and_after_its_modules_are_imported() -> None:
+def test_upshot_train_can_be_called_before_and_after_its_modules_are_imported() -> None:
     import upshot.run.folder
 
     assert callable(upshot.train) and upshot.run.folder.RunFolder
@@ -67,7 +67,8 @@ def test_the_defaults_of_reward_pass_their_own_checks() -> None:
 
 
 def test_an_editable_install_is_a_path_that_type_checkers_follow() -> None:
-    """For this layout setuptools writes a plain path, and no import hook that mypy and pyright cannot see through."""
+    """For this layout setuptools writes a plain path instead of an import hook, which mypy and pyright could not
+    follow."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert settings["package-dir"] == {"": "."}
     assert (ROOT / "upshot" / "py.typed").is_file()
@@ -91,7 +92,7 @@ def test_an_editable_install_is_a_path_that_type_checkers_follow() -> None:
         ({"ronds": 1}, r"did you mean 'rounds'"),
     ],
 )
-def test_a_wrong_type_in_reward_is_one_line_without_a_chain(arguments: dict[str, Any], message: str) -> None:
+def test_a_wrong_type_in_reward_is_one_line_without_a_traceback(arguments: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"messages": OPENING, "replies": "Hm?", "rounds": 0, "metrics": [brief]} | arguments
     with pytest.raises(UserError, match=message) as said:
         upshot.reward(**given)
@@ -169,9 +170,9 @@ def test_the_loop_in_pieces_changes_the_weights_by_what_was_scored() -> None:
     assert "loss/policy" in logs and logs["train/grad_norm"] >= 0
 
 
-def test_a_run_tells_steps_and_evaluations_apart_and_shows_itself_in_a_notebook(tmp_path: Path) -> None:
+def test_a_run_separates_steps_from_evaluations_and_renders_in_a_notebook(tmp_path: Path) -> None:
     run = upshot.train(THIMBLE, run_dir=str(tmp_path / "run"), train={"steps": 2}, eval={"every": 1, "rows": 2})
-    assert "reward/mean" not in run.metrics[-1]  # the last line is an evaluation's
+    assert "reward/mean" not in run.metrics[-1]  # the last line belongs to an evaluation
     assert [line["step"] for line in run.steps if line["phase"] == "rl"] == [1, 2]
     assert run.steps[-1]["reward/mean"] is not None
     assert [line["step"] for line in run.evals] == [0, 1, 2] and "reward/mean" in run.evals[0]
@@ -179,7 +180,7 @@ def test_a_run_tells_steps_and_evaluations_apart_and_shows_itself_in_a_notebook(
     assert "reward/mean" in run._repr_html_() and "finished" in repr(run)
 
 
-def test_a_reply_shows_itself_in_a_notebook_and_nothing_in_it_acts() -> None:
+def test_a_reply_renders_in_a_notebook_and_its_text_stays_inert() -> None:
     reply = upshot.reward([{"role": "user", "content": "hi"}], "<script>x</script>", metrics={brief: 1}, rounds=0)
     page = reply._repr_html_()
     assert "&lt;script&gt;" in page and "<script>" not in page and "brief" in page
@@ -191,7 +192,7 @@ def test_the_signature_of_train_names_every_part_of_a_recipe() -> None:
 
 
 def test_a_run_folder_works_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path in its recipe would mean another file there."""
+    """A relative path in its recipe would point to another file from there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "rows.jsonl").write_text('{"question": "1+1", "answer": "#### 2"}\n')

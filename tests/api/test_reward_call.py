@@ -30,7 +30,7 @@ class Words:
     """A tokenizer whose tokens are words."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """One id a word."""
+        """One id per word."""
         return list(range(len(text.split())))
 
 
@@ -165,7 +165,7 @@ def test_a_policy_in_this_process_lends_its_tokenizer(tmp_path: Path) -> None:
 
 
 class Loops(Metric):
-    """Computes for ever."""
+    """Computes forever."""
 
     async def score(self, conversation: Conversation) -> Score:
         while True:

@@ -25,7 +25,7 @@ TINY = [
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """0.3 s of `upshot --help` are spent by what is imported; so none of the slow packages may be."""
+    """`upshot --help` takes 0.3 s, most of it imports, so none of the slow packages may be imported."""
     code = "import sys; from upshot.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += (
         "print([m for m in ('torch','transformers','numpy','pydantic','fastapi','aiohttp','rich') if m in sys.modules])"
@@ -92,7 +92,7 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     assert len(error.strip().splitlines()) == 1
 
 
-def test_dry_run_tells_the_plan_and_writes_nothing(
+def test_dry_run_prints_the_plan_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ def test_train_writes_the_run_folder_and_json_lines(tmp_path: Path, capsys: pyte
         assert (run / name).is_file(), name
     reply = json.loads((run / "rollouts.jsonl").read_text().splitlines()[0])
     assert {"messages", "futures", "reward", "credit", "groups"} <= reply.keys()
-    assert main(["train", *TINY, f"run_dir={run}"]) == 2  # it holds a run already
+    assert main(["train", *TINY, f"run_dir={run}"]) == 2  # it already holds a run
 
 
 def test_breakpoint_in_a_metric_drops_into_pdb(
@@ -135,7 +135,7 @@ def test_breakpoint_in_a_metric_drops_into_pdb(
                     return Score(1.0)
         """)
     )
-    # What Python does at a breakpoint; pytest puts a hook of its own in its place.
+    # What Python does at a breakpoint; pytest installs its own hook in its place.
     monkeypatch.setattr(sys, "breakpointhook", lambda: pdb.Pdb().set_trace(sys._getframe(1)))
     monkeypatch.setattr(sys, "stdin", io.StringIO("p 6 * 7\nq\n"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -145,7 +145,7 @@ def test_breakpoint_in_a_metric_drops_into_pdb(
     assert "(Pdb) 42" in capsys.readouterr().out
 
 
-def test_what_looks_like_markup_in_foreign_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_that_looks_like_markup_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     text = "unexpected [/INST] in the reply"
     reporter = RichReporter()
     try:
@@ -159,7 +159,7 @@ def test_what_looks_like_markup_in_foreign_text_is_printed_as_it_is(capsys: pyte
     assert "[/INST]" in capsys.readouterr().out
 
 
-def test_a_run_that_is_stopped_has_its_report(
+def test_a_stopped_run_still_writes_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from upshot.training.loops import rl
@@ -169,7 +169,7 @@ def test_a_run_that_is_stopped_has_its_report(
     def stop(*args: object) -> dict[str, float]:
         learned.append(1)
         if len(learned) == 2:
-            raise KeyboardInterrupt  # as Ctrl-C does
+            raise KeyboardInterrupt  # like Ctrl-C
         return {}
 
     monkeypatch.setattr(rl, "learn", stop)

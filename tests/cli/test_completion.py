@@ -1,4 +1,4 @@
-"""What Tab offers: verbs, recipes, keys and their values, in the shells themselves where they are installed."""
+"""Tab completion: verbs, recipes, keys and their values, also in the shells themselves where they are installed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LINES = {
     "train quickstart --dry": ["--dry-run"],
 }
 IN_SHELLS = ("train quicks", "train quickstart train.metho", "train quickstart train.method=onl")
-"""A word, one that goes on after it, one that bash takes apart: each starts a process."""
+"""A whole word, a word that continues after a separator, and one that bash splits; each starts a process."""
 ASK = {
-    # As bash calls it, which takes `key=value` for three words.
+    # As bash calls it, which splits `key=value` into three words.
     "bash": 'source "$1"; COMP_WORDS=({words}); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _upshot; echo "${COMPREPLY[@]}"',
     # The widget's own names, so that no terminal is needed.
     "zsh": 'compdef() { }; compadd() { [[ $1 == -S ]] && shift 2; shift; (( $# )) && print -l -- "$@" }; '
@@ -34,7 +34,7 @@ ASK = {
 
 
 @pytest.mark.parametrize(("line", "found"), LINES.items())
-def test_the_last_word_becomes_what_may_stand_there(line: str, found: list[str]) -> None:
+def test_the_last_word_is_completed_to_what_fits_there(line: str, found: list[str]) -> None:
     assert complete(line.split()) == found
 
 
@@ -44,7 +44,7 @@ def test_words_inside_verbs_and_options_are_completed() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_shells_take_the_script(shell: str, tmp_path: Path) -> None:
+def test_the_shells_accept_the_script(shell: str, tmp_path: Path) -> None:
     binary = shutil.which(shell)
     if binary is None:
         pytest.skip(f"{shell} is not installed")

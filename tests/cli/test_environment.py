@@ -1,4 +1,4 @@
-"""`.env` in the working folder, and CollabLLM's own variable in it."""
+"""`.env` in the working folder, and the variable that CollabLLM itself reads from it."""
 
 import os
 from pathlib import Path

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Tally:
-    """A plugin that takes down what became of each test."""
+    """A plugin that records the outcome of each test."""
 
     def __init__(self) -> None:
         self.outcomes: list[str] = []
@@ -31,9 +31,9 @@ def test_what_is_written_passes_its_own_tests(
     for kind in FILES:
         assert main(["new", kind, f"own_{kind}", "--dir", str(tmp_path)]) == 0
         assert f"python -m pytest test_own_{kind}.py" in capsys.readouterr().out
-    # As in the user's folder, whose tests import their modules by name.
+    # As in the user's folder, where tests import their modules by name.
     monkeypatch.setattr(sys, "path", list(sys.path))
-    outer = ("cacheprovider", "timeout", "xdist", "faulthandler")  # what the pytest around this one keeps for itself
+    outer = ("cacheprovider", "timeout", "xdist", "faulthandler")  # what the surrounding pytest keeps for itself
     words = ["-q", *(f"-pno:{plugin}" for plugin in outer), "--rootdir", str(tmp_path), str(tmp_path)]
     tally = Tally()
     try:
@@ -84,14 +84,14 @@ def test_names_that_cannot_be_imported_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_the_name_stands_wherever_the_template_names_itself() -> None:
+def test_the_new_name_replaces_the_templates_name_everywhere() -> None:
     assert class_name("my_first_task") == "MyFirstTask"
     for kind in FILES:
         for text in render(kind, "harbour").values():
             assert "my_name" not in text and "MyName" not in text
 
 
-def test_what_is_written_keeps_to_the_style_of_the_house(tmp_path: Path) -> None:
+def test_what_is_written_follows_the_projects_style(tmp_path: Path) -> None:
     for kind in FILES:
         for file, text in render(kind, f"own_{kind}").items():
             (tmp_path / file).write_text(text)

@@ -1,4 +1,4 @@
-"""`upshot runs`: the run folders as a table; what may be removed and moved."""
+"""`upshot runs`: the run folders as a table, and which of them may be removed or moved."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_runs_are_listed_with_state_step_result_and_what_differs(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_listed_with_state_step_result_and_differences(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs"]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.split()[:6] == ["run", "state", "step", "result", "last", "best"]
@@ -45,13 +43,13 @@ def test_runs_are_listed_with_state_step_result_and_what_differs(
     assert [row["differences"] for row in told] == [{"train.lr": "0.1"}, {"train.lr": "0.2"}]
 
 
-def test_a_run_whose_process_lives_is_running(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_process_is_alive_is_listed_as_running(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "second" / "lock").write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
     main(["runs"])
     assert "running" in capsys.readouterr().out
 
 
-def test_a_run_is_removed_or_moved_and_nothing_else_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_runs_are_removed_or_moved(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "rm", "runs/first"]) == 2, "cannot ask for confirmation"
     assert main(["runs", "rm", "runs", "--yes"]) == 2 and main(["runs", "rm"]) == 2
     assert main(["runs", "mv", "runs/first", "runs/second/metrics.jsonl"]) == 2
@@ -67,7 +65,7 @@ def test_a_run_is_removed_or_moved_and_nothing_else_is(runs: Path, capsys: pytes
 
 @pytest.mark.parametrize("inside", ["runs/second", "runs/second/checkpoints/old", "runs/first/older"])
 def test_a_run_is_not_moved_into_a_run(runs: Path, capsys: pytest.CaptureFixture[str], inside: str) -> None:
-    (runs.parent / "recipe.yaml").write_text("")  # a project's own, which is above all runs
+    (runs.parent / "recipe.yaml").write_text("")  # a project folder of the user's, which contains all runs
     assert main(["runs", "mv", "runs/first", inside]) == 2
     assert f"/{'/'.join(inside.split('/')[:2])}' is a run folder; choose a place" in capsys.readouterr().err
     assert main(["runs", "mv", "runs/first", "runs/elsewhere"]) == 0

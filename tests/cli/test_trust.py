@@ -1,4 +1,4 @@
-"""Code that a recipe, a run folder or a data row brings runs only where the user asked for it."""
+"""Code that comes with a recipe, a run folder or a data row runs only where the user allowed it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def brought(tmp_path: Path) -> tuple[Path, Path]:
-    """A recipe with code beside it, and the file that the code leaves when it is imported."""
+    """A recipe with code beside it, and the file that the code writes when it is imported."""
     trace, folder = tmp_path / "imported", tmp_path / "run"
     folder.mkdir()
     (folder / f"{MODULE}.py").write_text(
@@ -69,7 +69,7 @@ def test_other_verbs_than_train_refuse_the_code_of_a_recipe(
     words = [word.format(recipe=recipe, folder=recipe.parent) for word in verb]
     assert main(words) == 2
     assert not trace.exists()
-    if verb[0] != "chat":  # which looks for the folder's model first
+    if verb[0] != "chat":  # which first looks for the folder's model
         assert (
             f"metric '{MODULE}:polite' in reward.metrics is code that comes with the recipe" in capsys.readouterr().err
         )
@@ -97,7 +97,7 @@ def test_code_that_the_command_line_names_is_the_users_own(
     assert trace.exists()
 
 
-def test_in_python_the_callers_own_objects_need_no_word() -> None:
+def test_in_python_the_callers_own_objects_need_no_permission() -> None:
     loaded = load_recipe("quickstart", {"reward": {"metrics": [lambda conversation: 1.0]}})
     assert loaded.recipe.reward.metrics[0].name.startswith("here:")
 
@@ -111,15 +111,15 @@ def test_every_verb_that_can_meet_such_code_takes_trust() -> None:
 
 @pytest.mark.parametrize("registry", [tasks, users, metrics, estimators])
 @pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "builtins:exec", "upshot.core.files:write_atomic"])
-def test_what_is_not_of_the_kind_is_refused_before_it_is_called(registry: Registry[object], path: str) -> None:
+def test_an_object_of_the_wrong_kind_is_refused_before_it_is_called(registry: Registry[object], path: str) -> None:
     is_function = path.startswith("upshot") and registry.functions
     if is_function:
-        return  # a function of ours: what it takes is checked by who calls it
+        return  # one of our functions: its caller checks what it takes
     with pytest.raises(UserError, match=r"standard library|it should be a subclass of"):
         registry.create(path, {"command": "true"})
 
 
-def test_a_factory_says_by_its_annotation_what_it_makes() -> None:
+def test_the_return_annotation_of_a_factory_says_what_it_makes() -> None:
     assert tasks.get(path_of(make_task)) is make_task
     with pytest.raises(UserError, match=r"is a function; it should be a subclass of upshot.tasks.base:Task"):
         tasks.get(path_of(make_anything))
@@ -135,7 +135,7 @@ def make_anything(command: str = "") -> object:
     raise AssertionError("called")
 
 
-def test_commands_of_a_recipe_are_refused_like_its_code() -> None:
+def test_commands_in_a_recipe_are_refused_like_its_code() -> None:
     with trusting_only(["chat", "run"]):
         with pytest.raises(CodeNotTrusted, match=r"MCP server 'touch x' in task.server"):
             McpEnvironment("touch x", False, "user", 5.0)
@@ -143,11 +143,11 @@ def test_commands_of_a_recipe_are_refused_like_its_code() -> None:
             AgentRunner(AgentConfig(program="true --now"), None)
         with pytest.raises(CodeNotTrusted, match="a sandbox that isolates nothing 'subprocess'"):
             assemble(SlotsTask(rows_per_split=8), {}, {}, sandbox="subprocess")
-        check_trust("run", "agent")  # the user's own word
+        check_trust("run", "agent")  # the user typed it
     check_trust("touch x", "MCP server")
 
 
-def test_a_data_row_names_no_code() -> None:
+def test_a_data_row_cannot_name_code() -> None:
     task = Gsm8k(file="arithmetic", limit=4)
     row = Row("r", (Message("user", "1+1?"),), reference="2", source="shutil:rmtree")
     conversation = Conversation(row)
@@ -156,7 +156,7 @@ def test_a_data_row_names_no_code() -> None:
         asyncio.run(task.verify(conversation))
 
 
-def test_code_that_shipped_recipes_name_is_ours_and_nothing_else_is() -> None:
+def test_only_code_that_shipped_recipes_name_counts_as_ours() -> None:
     recipes = Path(__file__).parents[2] / "recipes"
     text = "\n".join(path.read_text() for path in recipes.rglob("*.yaml"))
     assert set(re.findall(r"\bupshot(?:\.\w+)+:\w+", text)) == SHIPPED

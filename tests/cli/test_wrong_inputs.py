@@ -1,4 +1,4 @@
-"""What a person types wrong is one clear line with the way out, before anything slow has begun."""
+"""Every typing mistake gets one clear line with the way out, before anything slow has begun."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from upshot.cli import main
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What the command says on stderr; it must end with 2."""
+    """What the command prints on stderr; it must exit with status 2."""
     try:
         code = main(words)
-    except SystemExit as stop:  # argparse's own
+    except SystemExit as stop:  # from argparse itself
         code = int(stop.code or 0)
     assert code == 2
     return capsys.readouterr().err
 
 
-def test_overrides_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_may_follow_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "quickstart", "--dry-run", "train.steps=7"]) == 0
     assert "7 steps" in capsys.readouterr().out
     assert "unknown key 'stepz'" in said(capsys, "train", "quickstart", "--dry-run", "train.stepz=7")
@@ -32,7 +32,7 @@ def test_overrides_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("words", "usage"), [("sandbox run x", "usage: upshot sandbox "), ("-x sandbox", "usage: upshot ")]
 )
-def test_words_that_a_verb_does_not_take_show_its_usage(
+def test_arguments_that_a_verb_does_not_take_show_its_usage(
     words: str, usage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = said(capsys, *words.split())
@@ -58,7 +58,7 @@ def test_a_run_that_cannot_work_stops_before_its_warm_start(
     assert not (run / "metrics.jsonl").is_file()
 
 
-def test_the_data_are_looked_for_before_the_model_is_loaded(
+def test_data_files_are_checked_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,12 +73,12 @@ def test_a_missing_file_is_reported_before_pytorch_is_imported(dry: list[str]) -
     assert done.returncode == 0 and "no file '/nope.jsonl'" in done.stderr, done.stderr
 
 
-def test_a_dry_run_looks_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_checks_that_the_model_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no folder '/nope'" in said(capsys, "train", "quickstart", "--dry-run", "model.path=/nope")
 
 
 @pytest.mark.parametrize("verb", [("serve", "smollm2-135m"), ("sandbox",), ("verify", "--serve")])
-def test_a_port_that_is_taken_or_none(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_or_invalid_port_is_refused(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{number}" in said(capsys, *verb, "--port", str(number))
@@ -89,7 +89,7 @@ def test_view_refuses_a_port_that_does_not_exist(capsys: pytest.CaptureFixture[s
     assert "'99999' is not a port" in said(capsys, "view", "--port", "99999")
 
 
-def test_a_wrong_file_or_run_names_its_neighbour_and_not_every_recipe(
+def test_a_wrong_file_or_run_suggests_the_nearest_and_does_not_list_every_recipe(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -103,7 +103,7 @@ def test_a_wrong_file_or_run_names_its_neighbour_and_not_every_recipe(
     assert "`upshot recipe list` names those that ship" in far and "quickstart" not in far
 
 
-def test_a_mistyped_model_is_not_taken_for_a_provider_alone(
+def test_a_mistyped_model_is_not_mistaken_for_a_provider(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("litellm")
@@ -129,7 +129,7 @@ def test_a_number_of_rows_below_one_is_refused(capsys: pytest.CaptureFixture[str
     assert f"'{words[-1]}' is not a whole number of at least 1" in capsys.readouterr().err
 
 
-def test_a_dry_run_tells_the_tokens_that_the_context_has_room_for_and_the_epochs_of_whole_steps(
+def test_a_dry_run_shows_the_tokens_that_fit_the_context_and_the_epochs_of_whole_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sizes = ["task.rows_per_split=10", "train.prompts_per_step=4", "train.group_size=2", "futures.rounds=0"]
@@ -139,7 +139,7 @@ def test_a_dry_run_tells_the_tokens_that_the_context_has_room_for_and_the_epochs
     assert f"at most {24 * 256 / 1000:.3g} k" in told, "24 replies within 256 positions"
 
 
-def test_a_mistyped_run_folder_is_told_with_the_nearest_run(
+def test_a_mistyped_run_folder_suggests_the_nearest_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -191,11 +191,11 @@ def test_beyond_loopback_no_server_starts_without_a_key(
     assert "--host 0.0.0.0 is not loopback" in said(capsys, *verb, "--host", "0.0.0.0", "--port", "0")
 
 
-def test_a_model_name_with_a_typo_asks_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_model_name_does_not_query_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'smollm2-135m'?" in said(capsys, "serve", "smollm2-135mm", "--port", "0")
 
 
-def test_an_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = tmp_path / "answers.jsonl"
     rows.write_text('{"response": "#### 4", "ground_truth": "4"}\n')
     assert "'/proc/x': no such file" in said(capsys, "verify", str(rows), "--task", "gsm8k", "--out", "/proc/x")

@@ -1,4 +1,4 @@
-"""One smoke run for all tests that look at what came of it: without network, verl, Ray or vLLM."""
+"""One smoke run shared by all tests that check its results; no network, verl, Ray or vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.collabllm.smoke import smoke
 
 
 def forbid_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever connects gets an error."""
+    """Every attempt to connect raises an error."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError("no network in this test")
@@ -29,7 +29,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def smoked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `smoke` gives back: table, metrics and checkpoints of all five recipes on twenty goals."""
+    """The result of `smoke`: table, metrics and checkpoints of all five recipes on twenty goals."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         forbid_network(monkeypatch)
         for name in ("verl", "ray", "vllm"):

@@ -28,7 +28,7 @@ TEMPLATE = (
 
 
 def judge(request: Request) -> str:
-    """Likes letters, so that replies of a model that babbles differ in what they are worth."""
+    """Prefers letters, so that replies of a model that babbles get different scores."""
     said = "\n".join(message.content for message in request.prompt)  # type: ignore[union-attr]
     talk = said.split("<conversation>")[-1].split("</conversation>")[0]
     reply = talk.split("Assistant:")[-1]
@@ -39,7 +39,7 @@ def judge(request: Request) -> str:
 
 
 def tiny_folder(folder: Path, seed: int = 0) -> Path:
-    """A Hugging Face folder with a byte-level tokenizer, a ChatML template and a Llama of some 30,000 weights."""
+    """A Hugging Face folder with a byte-level tokenizer, a ChatML template and a Llama of about 30,000 weights."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -93,7 +93,7 @@ def build_data(work: Path, goals: Path) -> None:
 
 
 def overrides(work: Path, method: str, steps: int) -> list[str]:
-    """What turns a recipe for a GPU and a provider into one for this machine, now."""
+    """Overrides that let a recipe for a GPU and a provider run on this machine within seconds."""
     data = work / "data"
     own = {
         "model.path": work / "tiny",
@@ -135,7 +135,7 @@ def evaluate(work: Path, goals: Path, models: dict[str, Path]) -> None:
 
 
 def smoke(work: Path, goals: int = 20, methods: Sequence[str] = METHODS) -> dict[str, Any]:
-    """The whole way; the table and the metrics of each run."""
+    """All stages; returns the table and the metrics of each run."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "offline" / "data")]
     import collab_actors
 

@@ -1,4 +1,5 @@
-"""Stages for the tests of this folder: models that answer by what they are shown, a loop with its own clock."""
+"""Helpers for the tests of this folder: models whose answers depend on the prompt, and an event loop with a virtual
+clock."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ from upshot.tasks.users.llm import LLMUser
 
 
 def number_of(text: str) -> int:
-    """The number of the goal that a prompt (or a conversation) is about; 0 when there is none."""
+    """The number of the goal in a prompt or a conversation; 0 if there is none."""
     found = set(re.findall(r"goal-(\d+)", text))
     assert len(found) <= 1, f"goals {sorted(found)} met in one prompt"
     return int(found.pop()) if found else 0
 
 
 def act(prompt: str) -> str:
-    """What a model says to one prompt in the role that it implies; ratings tell the goal and are never 0."""
+    """What a model says to a prompt, in the role that the prompt implies. Ratings encode the goal's number and are
+    never 0."""
     number = number_of(prompt)
     if prompt.startswith("You play a person"):
         return json.dumps({"current_answer": "not yet", "thought": "hm", "response": f"I mean goal-{number}, please."})
@@ -52,7 +54,7 @@ def actor(latency: float = 0.0, concurrency: int = 512, say: Callable[[str], str
 
 
 def rows(number: int) -> list[Row]:
-    """Rows whose goals can be told apart."""
+    """Rows with distinguishable goals."""
     opening = (Message("user", "Can you help me?"),)
     return [Row(f"row{i}", opening, f"Sort out goal-{i + 1} for me.", f"done {i + 1}") for i in range(number)]
 
@@ -68,14 +70,15 @@ def scene(
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer: sleeping costs nothing, and load does not change the time."""
+    """An event loop whose clock jumps to the next timer: sleeping costs nothing, and load does not change the
+    result."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def time(self) -> float:
-        """Seconds that were slept through."""
+        """Seconds that have been slept."""
         return self.now
 
     def _run_once(self) -> None:

@@ -1,4 +1,5 @@
-"""By a virtual clock a step takes about as long as its longest chain of calls (by a real one: benchmarks)."""
+"""On a virtual clock, a step takes about as long as its longest chain of calls; benchmarks measure the same on a real
+one."""
 
 from __future__ import annotations
 
@@ -31,6 +32,6 @@ def test_a_grpo_step_takes_at_most_two_and_a_half_critical_paths() -> None:
     assert all(reply.reward.total.value is not None for group in groups for reply in group)
 
 
-def test_without_a_limit_in_the_way_it_is_the_critical_path_itself() -> None:
+def test_without_limits_a_step_takes_exactly_the_critical_path() -> None:
     _, seconds = run_virtual(step(actor(LATENCY, concurrency=4096)))
     assert seconds == pytest.approx(PATH, abs=0.001)

@@ -1,4 +1,4 @@
-"""The whole way on the CPU with no network: data, the five recipes, the table; and the recipes themselves."""
+"""All stages on the CPU with no network: data, the five recipes, the table; and the recipes themselves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_recipe_is_shown_and_planned_offline(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "a key")  # a dry run looks for it, offline too
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")  # a dry run checks that it exists, offline too
     name = f"collabllm-{method}{setting}"
     said = [{"role": "user", "content": "Hi"}]
     reply, worse = ([{"role": "assistant", "content": text}] for text in ("Hello", "No"))

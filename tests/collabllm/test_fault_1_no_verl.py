@@ -1,4 +1,4 @@
-"""Fault 1: no released verl runs the published recipe. Ours needs none: it trains in this process."""
+"""Fault 1: no released verl runs the published recipe. Ours does not need verl: it trains in this process."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_fault_9_sampling_kept_to_a_stale_adapter(tmp_path: Path) -> None:
     for step in range(4):
         (said,) = asyncio.run(sampler.generate(Request(prompt, Sampling(8, seed=1))))
         assert said.version == step
-        merged = copy.deepcopy(module).merge_and_unload()  # the weights of now, by another road
+        merged = copy.deepcopy(module).merge_and_unload()  # the current weights, computed in another way
         ids = torch.tensor([[*prompt, *said.ids]])
         with torch.no_grad():
             expected = token_logprobs(merged(ids).logits, ids)[0, len(prompt) :].tolist()

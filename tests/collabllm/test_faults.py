@@ -1,7 +1,7 @@
 """The faults of the published recipe, one test each, named after them.
 
-Fault 1 (no released verl runs it) and 9 (stale adapter) have files of their own beside this one; 7 (split by row) is
-held by `tests/offline/data/test_prepare.py`.
+Faults 1 (no released verl runs it) and 9 (stale adapter) have files of their own beside this one; fault 7 (split by
+row) is tested in `tests/offline/data/test_prepare.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from upshot.tasks.users.personas import PERSONAS, VAGUENESS
 
 def test_fault_2_concurrent_conversations_shared_the_last_ones_goal() -> None:
     async def wandering(request: Request) -> str:
-        await asyncio.sleep(hash(shown(request)) % 7 / 1000)  # conversations overtake one another
-        return act(shown(request))  # asserts that no prompt holds two goals
+        await asyncio.sleep(hash(shown(request)) % 7 / 1000)  # conversations overtake each other
+        return act(shown(request))  # asserts that no prompt contains two goals
 
     model = speaker(wandering)
     groups = asyncio.run(play_step(scene(model, samples=2), rows(100), 2, seed=0))
@@ -122,7 +122,7 @@ def test_fault_8_bleu_counted_characters() -> None:
 
 def test_fault_8_token_amount_had_a_unit_per_code_base() -> None:
     class Words:
-        """A tokenizer whose tokens are words."""
+        """A tokenizer with one token per word."""
 
         def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
             assert not add_special_tokens, "markers that nobody sampled are not tokens of the reply"
@@ -152,7 +152,7 @@ def test_fault_10_no_timeout_no_limit_no_cost_and_a_minute_of_backoff() -> None:
                 groups = await play_step(scene(model, rounds=1), rows(10), 1, seed=0)
                 return groups, server.most_in_flight, model.stats()
 
-    groups, most, stats = asyncio.run(main())  # which a server that stalls forever does not hold up
+    groups, most, stats = asyncio.run(main())  # which a server that stalls forever does not delay
     assert most <= 8 + 4, "the limit holds (a stalled call that was given up still counts at the server)"
     assert stats["user/cost"] > 0 and stats["judge/latency_p50"] > 0
     transcript = json.dumps(groups[0][0].to_dict(step=0))

@@ -1,4 +1,4 @@
-"""200 conversations over real HTTP with a server that drops, limits, stalls and garbles."""
+"""200 conversations over real HTTP with a server that drops, rate-limits, stalls and garbles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from upshot.rollout.play import play_step
 from upshot.rollout.reply import Rollout
 
 FAULTS = {"drop": 0.05, "limit_rate": 0.05, "malformed": 0.015, "bad_content": 0.015, "stall": 0.01}
-"""5 % dropped, 5 % limited with Retry-After, 3 % malformed JSON (of the envelope and of the content), 1 % stalled."""
+"""5 % dropped, 5 % rate-limited with Retry-After, 3 % malformed JSON (of the envelope and of the content), 1 %
+stalled."""
 
 
 def play(retries: int) -> tuple[list[Rollout], MisbehavingServer, dict[str, float]]:
@@ -41,7 +42,8 @@ def play(retries: int) -> tuple[list[Rollout], MisbehavingServer, dict[str, floa
 
 
 def check(replies: list[Rollout]) -> Counter[str]:
-    """Every goal in its own conversation, every score right or missing with a reason; the reasons, counted."""
+    """Every goal stays in its own conversation, every score is right or missing with a reason. Returns the counted
+    reasons."""
     reasons: Counter[str] = Counter()
     for reply in replies:
         number = int(reply.conversation.row.id.removeprefix("row")) + 1

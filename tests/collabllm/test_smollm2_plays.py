@@ -1,4 +1,4 @@
-"""A real, weak language model as simulated user and as judge: whatever it does is counted, nothing is made up."""
+"""A real, weak language model as simulated user and judge: everything it does is counted, and nothing is made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts are the policy's alone: neither the simulated user nor the judge is shown them."""
+"""Thoughts are private to the policy: neither the simulated user nor the judge sees them."""
 
 import asyncio
 from dataclasses import replace
@@ -8,7 +8,7 @@ from upshot.rollout.play import ReplyRule, play_step
 
 
 def spoken(answer: str) -> tuple[list[str], list]:
-    """What everybody was asked while the policy answered so, and the replies."""
+    """The prompts that everybody received while the policy gave these answers, and the replies."""
     asked: list[str] = []
 
     def say(prompt: str) -> str:

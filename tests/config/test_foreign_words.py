@@ -1,4 +1,4 @@
-"""Words of other projects, dashes before keys, tabs: whoever writes them is told how it is said here."""
+"""Terms of other projects, dashes before keys, tabs: the error says how to write it here."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from upshot.core.errors import UserError
         (["trian.lr=1"], "did you mean 'train'?"),
     ],
 )
-def test_a_word_of_others_is_told_in_ours(words: list[str], line: str) -> None:
+def test_a_term_of_another_project_is_answered_with_ours(words: list[str], line: str) -> None:
     with pytest.raises(UserError) as told:
         load_recipe("quickstart", words)
     assert line in str(told.value)
 
 
-def test_what_is_told_are_keys_that_exist() -> None:
+def test_the_suggested_keys_exist() -> None:
     known = set(keys_of(Recipe))
     assert {key for key in FOREIGN_KEYS.values() if key.split()[0] not in known | {"task.file"}} == set()
     for said in FOREIGN_VALUES["train.method"].values():
         load_recipe("quickstart", said.split())
 
 
-def test_dashes_before_a_key_and_a_mistyped_verb_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dashes_before_a_key_and_a_mistyped_verb_get_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["train", "quickstart", "--train.lr", "1e-4"], ["tran", "quickstart"]):
         with pytest.raises(SystemExit) as left:
             main(words)
@@ -56,20 +56,20 @@ def test_a_tab_is_shown_with_a_caret_below_it(tmp_path: Path, capsys: pytest.Cap
     assert lines[1:] == ["    →lr: 1", "    ^"]
 
 
-def test_another_name_on_the_command_line_begins_without_the_options_that_a_file_gave_the_old_one() -> None:
+def test_a_name_on_the_command_line_drops_the_options_that_the_file_gave_the_old_one() -> None:
     user = load_recipe("collabllm-grpo", ["futures.user.name=scripted"]).recipe.futures.user
     assert user is not None and user.options == {}
-    words = ["futures.user.lines=[hello]", "futures.user.name=scripted"]  # whichever comes first
+    words = ["futures.user.lines=[hello]", "futures.user.name=scripted"]  # in either order
     for order in (words, words[::-1]):
         user = load_recipe("collabllm-grpo", order).recipe.futures.user
         assert user is not None and user.options == {"lines": ["hello"]}
 
 
-def test_a_classmate_that_nobody_asks_is_not_needed() -> None:
+def test_a_classmate_that_is_never_asked_need_not_exist() -> None:
     assert "peer" in load_recipe("classmate-mini").recipe.needed_models
     assert "peer" not in load_recipe("classmate-mini", ["futures=none"]).recipe.needed_models
     own = load_recipe("classmate-mini", ["futures=none", "reward.metrics=[my_pkg.mod:metric]"]).recipe
-    assert "peer" in own.needed_models  # code of one's own may ask for any
+    assert "peer" in own.needed_models  # the user's own code may ask for any
 
 
 def test_a_missing_run_of_a_shipped_recipe_names_the_recipe(

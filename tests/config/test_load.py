@@ -1,4 +1,4 @@
-"""Recipes: overrides, origins, and one clear line for everything that is wrong."""
+"""Recipes: overrides, origins, and one clear line for every mistake."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_options_of_another_task_are_not_inherited(tmp_path: Path) -> None:
         ("train={steps: 1, steps: 2}", r"override 'train'.*is not valid YAML"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_value_and_the_way_out(override: str, message: str) -> None:
+def test_a_mistake_is_named_with_its_value_and_the_way_out(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe("quickstart", [override])
 
@@ -79,7 +79,7 @@ def test_a_group_of_one_is_for_methods_that_compare_no_replies() -> None:
     assert load_recipe("quickstart", ["train.group_size=1", "train.method=ppo"]).recipe.train.group_size == 1
 
 
-def test_a_typo_is_blamed_on_whoever_made_it(tmp_path: Path) -> None:
+def test_a_typo_is_attributed_to_the_file_or_override_it_is_in(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^command line: unknown key 'trian'; did you mean 'train'\?"):
         load_recipe("quickstart", ["trian.steps=1"])  # a whole section that only the command line has
     with pytest.raises(UserError, match=r"^command line: unknown key 'stepz' in train; did you mean 'steps'\?"):
@@ -91,7 +91,7 @@ def test_a_typo_is_blamed_on_whoever_made_it(tmp_path: Path) -> None:
         load_recipe(mine, ["train.lr=1e-4"])
 
 
-def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
     twice = write(tmp_path, "task: slots\ntrain:\n  lr: 1e-4\n  steps: 3\n  lr: 1e-5\n")
     with pytest.raises(UserError, match=r"mine.yaml is not valid YAML: the key 'lr' appears twice .*line 5"):
         load_recipe(twice)
@@ -105,7 +105,7 @@ def test_files_that_are_empty_or_not_utf8_are_one_line(tmp_path: Path) -> None:
         load_recipe(str(tmp_path / "latin.yaml"))
 
 
-def test_unknown_and_unreadable_recipes(tmp_path: Path) -> None:
+def test_unknown_and_unreadable_recipes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown recipe 'quickstrat'; did you mean 'quickstart'"):
         load_recipe("quickstrat")
     with pytest.raises(UserError, match="no such file"):
@@ -183,7 +183,7 @@ def test_a_metric_is_added_without_repeating_the_list() -> None:
     assert added.origin("reward.metrics.0.name") == "math-hard.yaml"
 
 
-def test_a_metric_is_added_to_those_that_are_there_by_default(tmp_path: Path) -> None:
+def test_a_metric_is_added_to_the_default_ones(tmp_path: Path) -> None:
     bare = write(tmp_path, "task: arithmetic\n")
     recipe = load_recipe(bare, ["reward.metrics.+=token_amount", "trackers.+=wandb"]).recipe
     assert [metric.name for metric in recipe.reward.metrics] == ["verifier", "token_amount"]
@@ -196,7 +196,7 @@ def test_only_lists_can_be_added_to(override: str, tmp_path: Path) -> None:
         load_recipe(write(tmp_path, "task: arithmetic\n"), [override])
 
 
-def test_the_verl_recipes_settings_are_beside_the_papers() -> None:
+def test_the_settings_of_the_verl_recipe_are_listed_beside_the_papers() -> None:
     grpo, sft = (load_recipe(f"collabllm-verl-{name}").recipe for name in ("grpo", "sft"))
     assert grpo.model.lora is None and sft.model.lora is None and grpo.model.path == "Qwen/Qwen2.5-7B-Instruct"
     train = grpo.train
@@ -214,7 +214,7 @@ def test_the_verl_recipes_settings_are_beside_the_papers() -> None:
     assert (sft.train.method, sft.train.lr, sft.train.epochs, sft.train.prompts_per_step) == ("sft", 1e-6, 3, 64)
 
 
-def test_what_a_short_form_does_not_say_is_the_default() -> None:
+def test_a_short_form_leaves_everything_else_at_its_default() -> None:
     loaded = load_recipe("quickstart", ["models.judge=http://127.0.0.1:1/v1#x", "reward.metrics.verifier.weight=2"])
     assert loaded.origin("models.judge.url") == loaded.origin("models.judge.model") == COMMAND_LINE
     assert loaded.origin("models.judge.retries") == DEFAULT
@@ -222,7 +222,7 @@ def test_what_a_short_form_does_not_say_is_the_default() -> None:
     assert loaded.origin("reward.metrics.0.name") == "quickstart.yaml"
 
 
-def test_what_a_file_replaces_of_the_one_it_extends_has_no_origin_left(tmp_path: Path) -> None:
+def test_a_replaced_value_of_the_extended_file_leaves_no_origin(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "task: {name: slots, vague: 0.5}\nreward: {metrics: [{name: a, clamp: [0, 1]}]}\n"
     )
@@ -232,7 +232,7 @@ def test_what_a_file_replaces_of_the_one_it_extends_has_no_origin_left(tmp_path:
     assert "task.vague" not in loaded.origins and loaded.origin("task.name") == "own.yaml"
 
 
-def test_a_recipe_that_is_piped_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_is_piped_is_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     from upshot.cli import main
 
     assert main(["recipe", "show", "collabllm-grpo"]) == 0
@@ -240,7 +240,7 @@ def test_a_recipe_that_is_piped_is_shown_whole(capsys: pytest.CaptureFixture[str
     assert "…" not in out and "'data/math-hard/rl_train.parquet'" in out
 
 
-def test_a_length_in_an_override_replaces_the_files_length_in_the_other_unit() -> None:
+def test_an_overridden_length_replaces_the_files_length_in_another_unit() -> None:
     def length(*overrides: str) -> tuple[int, float | None]:
         train = load_recipe("dpo", overrides).recipe.train
         return train.steps, train.epochs

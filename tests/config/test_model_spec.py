@@ -1,4 +1,4 @@
-"""A recipe names a model by one string or a mapping, and a wrong word is answered with the right one."""
+"""A recipe names a model by a string or a mapping; a wrong key or value is answered with the right one."""
 
 import subprocess
 import sys
@@ -64,18 +64,18 @@ def test_a_list_or_a_file_of_addresses_names_replicas(url, kind, stored):
     assert ModelSpec.parse(spec.model_dump(mode="json")) == spec
 
 
-def test_the_spec_of_one_replica_leaves_cache_and_retries_to_the_whole():
+def test_the_spec_of_one_replica_leaves_cache_and_retries_to_the_replica_set():
     whole = ModelSpec.parse({"url": ["http://h:1/v1", "http://h:2/v1"], "cache": True, "timeout_s": 3})
     one = whole.at("http://h:2/v1")
     assert (one.url, one.cache, one.retries, one.timeout_s) == ("http://h:2/v1", False, 0, 3)
 
 
-def test_replicas_are_on_this_machine_when_all_of_them_are():
+def test_replicas_count_as_local_only_if_all_of_them_are():
     assert ModelSpec.parse({"url": ["http://127.0.0.1:1/v1", "http://localhost:2/v1"]}).on_this_machine
     assert not ModelSpec.parse({"url": ["http://127.0.0.1:1/v1", "http://h:2/v1"]}).on_this_machine
 
 
-def test_a_url_alone_leaves_the_name_to_the_endpoint():
+def test_with_only_a_url_the_endpoint_supplies_the_model_name():
     spec = ModelSpec.parse("http://h:1/v1")
     assert (spec.url, spec.model) == ("http://h:1/v1", "")
 
@@ -97,7 +97,7 @@ def test_a_url_alone_leaves_the_name_to_the_endpoint():
         ({"url": ["http://h:1/v1", "http://h:2/v1"], "hedge": 0.1}, "unknown option 'hedge'"),
     ],
 )
-def test_what_is_wrong_is_named(given, message):
+def test_mistakes_in_a_model_spec_are_named(given, message):
     with pytest.raises(UserError) as caught:
         ModelSpec.parse(given, "models.user")
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""No value of a recipe is silently wrong: out of bounds, idle or contradictory ones are refused before any work."""
+"""No value of a recipe is silently wrong: values that are out of bounds, unused or contradictory are refused early."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from upshot.training.objectives.objectives import surrogates
 KINDS: list[Registry[Any]] = [tasks, metrics, users, managers, kinds, estimators, surrogates, verifiers, parsers]
 ELSEWHERE = {("talk", "samples"), ("talk", "rounds"), ("judged", "low"), ("judged", "high")}
 ELSEWHERE |= {("classmates", "weight"), ("classmates", "right_from")}
-"""Numbers without bounds of their own: `futures` bounds them, the range is checked as a whole, or any will do."""
+"""Numbers without bounds of their own: bounded by `futures`, checked as a range, or any value is valid."""
 
 
 def refused(recipe: str, *overrides: str) -> str:
-    """What is said when the recipe is loaded and its names are checked."""
+    """The error when the recipe is loaded and its names are checked."""
     with pytest.raises(UserError) as said:
         check_names(load_recipe(recipe, list(overrides)).recipe)
     return str(said.value)
@@ -114,7 +114,7 @@ def refused(recipe: str, *overrides: str) -> str:
         ("task={name: remote, url: nowhere}", "url = 'nowhere': it should be an address, such as http://host:8000"),
     ],
 )
-def test_a_value_that_would_train_on_nothing_or_fall_over_is_refused(override: str, message: str) -> None:
+def test_a_value_that_would_train_on_nothing_or_crash_is_refused(override: str, message: str) -> None:
     said = refused("quickstart", *re.split(r" (?=[\w.]+=)", override))
     assert re.search(message, said), said
 
@@ -126,7 +126,7 @@ def test_a_methods_keys_are_keys_of_train() -> None:
 
 
 def test_a_key_that_the_method_does_not_read_is_a_note_where_a_file_set_it() -> None:
-    """Recipes for several methods share files."""
+    """Recipes for several methods may share files."""
     recipe = load_recipe("quickstart", ["train.method=ppo"]).recipe
     notes = [finding.says for finding in find(recipe, offline=True) if not finding.fatal]
     assert "train.advantage has no effect with train.method=ppo, only with rl; leave it out" in notes
@@ -148,7 +148,7 @@ def test_a_key_that_the_method_does_not_read_is_a_note_where_a_file_set_it() -> 
     ],
 )
 @pytest.mark.parametrize("value", ["true", "false"])
-def test_true_and_false_are_no_numbers(key: str, value: str) -> None:
+def test_true_and_false_are_not_numbers(key: str, value: str) -> None:
     override = key.replace("BOOL", value) if "BOOL" in key else f"{key}={value}"
     assert "give a number, not true or false" in refused("quickstart", override)
 
@@ -173,19 +173,19 @@ def test_true_and_false_are_no_numbers(key: str, value: str) -> None:
         ({"seed": 3}, Sampling, False),
     ],
 )
-def test_a_bool_is_misplaced_where_only_a_number_fits(value: Any, kind: Any, misplaced: bool) -> None:
+def test_a_bool_is_refused_where_only_a_number_fits(value: Any, kind: Any, misplaced: bool) -> None:
     assert is_misplaced_bool(value, kind) is misplaced
 
 
 @pytest.mark.parametrize("when", ["x", "0", "-3", "1.5", "", "²", "start2"])
-def test_a_copy_of_the_policy_of_no_step_is_refused_when_the_recipe_is_loaded(when: str) -> None:
+def test_a_copy_of_the_policy_at_an_invalid_step_is_refused(when: str) -> None:
     with pytest.raises(UserError, match=r"should read 'policy@start', or 'policy@N'"):
         load_recipe("quickstart", [f"models.judge='policy@{when}'"])
     with pytest.raises(UserError, match=r"should read 'policy@start', or 'policy@N'"):
         check_names(load_recipe("classmate-mini", [f"futures.classmates=['policy@{when}']"]).recipe)
 
 
-def test_bounds_around_one_and_steps_of_two_are_ways_out() -> None:
+def test_settings_next_to_the_refused_ones_are_accepted() -> None:
     load_recipe("quickstart", ["train.importance={rule: mask, low: 0.5, high: 1}"])
     two = ["train={group_size: 1, prompts_per_step: 2, advantage: reinforce++}", "credit=reply"]
     check_names(load_recipe("quickstart", two).recipe)
@@ -213,21 +213,21 @@ def test_options_of_classmates_have_bounds_like_the_recipes_own_keys(override: s
     assert message in refused("classmate-mini", override)
 
 
-def test_a_reward_of_nothing_is_refused_only_where_nothing_else_pays() -> None:
+def test_a_reward_without_terms_is_refused_only_if_nothing_else_gives_a_reward() -> None:
     silent = "reward.metrics=[{name: verifier, weight: 0}]"
-    check_names(load_recipe("classmate-mini", [silent]).recipe)  # the classmates pay
-    check_names(load_recipe("gsm8k-turns", [silent]).recipe)  # the environment may
+    check_names(load_recipe("classmate-mini", [silent]).recipe)  # the classmates give the reward
+    check_names(load_recipe("gsm8k-turns", [silent]).recipe)  # the environment may give the reward
     check_names(load_recipe("quickstart", ["reward.metrics=[]", "train.method=sft"]).recipe)
     assert "all weights in reward.metrics are 0" in refused("classmate-mini", silent, "futures.weight=0")
 
 
-def test_a_step_wide_baseline_and_an_importance_weight_are_ways_out() -> None:
+def test_a_step_wide_baseline_and_an_importance_weight_are_accepted_alternatives() -> None:
     check_names(load_recipe("quickstart", ["train.group_size=1", "train.advantage=reinforce++"]).recipe)
     check_names(load_recipe("quickstart", ["train={loss: reinforce, async_steps: 1, importance: truncate}"]).recipe)
 
 
 @pytest.mark.parametrize("registry", KINDS, ids=lambda registry: registry.kind.replace(" ", "-"))
-def test_every_number_among_the_options_of_a_named_thing_is_bounded(registry: Registry[Any]) -> None:
+def test_every_numeric_option_of_a_registered_class_is_bounded(registry: Registry[Any]) -> None:
     wanting = []
     for name in registry.names():
         kinds_of = option_types(registry.get(name))
@@ -244,9 +244,9 @@ def _has_free_number(annotation: Any) -> bool:
     return annotation in (int, float) or any(map(_has_free_number, typing.get_args(annotation)))
 
 
-def test_an_annotation_for_the_type_checker_alone_leaves_the_others_checked() -> None:
+def test_an_annotation_only_for_the_type_checker_leaves_other_options_checked() -> None:
     def thing(helper: NowhereToBeFound, size: int) -> None:  # type: ignore[name-defined]  # noqa: F821
-        """An option beside something that only a type checker imports."""
+        """An option beside a type that is imported only for the type checker."""
 
     with pytest.raises(UserError, match="size = 'big': input should be a valid integer"):
         check_options(thing, {"size": "big"}, {"helper": None}, "thing", "")
@@ -258,7 +258,7 @@ ODD: list[Any] = [
     "%s{}", [], [0], [1, -1], ["a", "a"], ["", ""], [None], [[]], [0.2, "a"], {}, {"name": "x"}, {"name": 3}, {"": 0},
     {"a": {}},
 ]  # fmt: skip
-"""Values that somebody might put anywhere."""
+"""Values that somebody might write anywhere."""
 SAMPLE = str(Path(__file__).parent.parent / "tasks" / "gsm8k_sample.jsonl")
 SMALL = {"model": {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 16}}, "episode": {"max_tokens": 8}}
 BASES: dict[str, dict[str, Any]] = {
@@ -273,7 +273,7 @@ BASES: dict[str, dict[str, Any]] = {
 
 
 def keys() -> dict[str, Any]:
-    """Every key of the reference and the options of all things that it can name, with their types."""
+    """Every key of the reference and the options of everything it can name, with their types."""
     out: dict[str, Any] = {}
     reference = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "draw_reference.py"))
     for title, model, _ in reference["sections"]():
@@ -293,7 +293,7 @@ def _options(thing: Any) -> dict[str, Any]:
 
 
 def words(annotation: Any) -> list[Any]:
-    """The texts that an annotation lists."""
+    """The strings that an annotation lists."""
     parts = typing.get_args(annotation)
     return (
         list(parts) if typing.get_origin(annotation) is typing.Literal else [w for part in parts for w in words(part)]
@@ -305,7 +305,7 @@ def nowhere(name: str, *_: Any) -> Any:
 
 
 def dry_run(base: str, key: str, value: Any, folder: Path) -> str:
-    """The plan of a recipe with an odd value, '' where it is refused; anything but a `UserError` is a traceback."""
+    """The plan of a recipe with an odd value, '' if it is refused; anything but a `UserError` is a traceback."""
     setting, _, last = key.rpartition("|")
     place, _, name = setting.partition("=")
     file = {"file": SAMPLE} if place == "task" and "file" in _options(tasks.get(name)) else {}
@@ -330,7 +330,7 @@ PAIRS = st.sampled_from(sorted(KEYS)).flatmap(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(sorted(BASES)), PAIRS)
-def test_an_odd_value_anywhere_is_planned_or_refused_and_never_a_traceback(
+def test_an_odd_value_anywhere_is_planned_or_refused_without_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, base: str, pair: tuple[str, Any]
 ) -> None:
     logging.disable(logging.WARNING)
@@ -340,14 +340,14 @@ def test_an_odd_value_anywhere_is_planned_or_refused_and_never_a_traceback(
         logging.disable(logging.NOTSET)
 
 
-def test_no_number_among_all_keys_takes_a_bool(tmp_path: Path) -> None:
+def test_no_numeric_key_accepts_a_bool(tmp_path: Path) -> None:
     numbers = [key for key, kind in KEYS.items() if is_misplaced_bool(True, kind)]
     assert len(numbers) > 100
     for key in numbers:
         assert dry_run("thoughts", key, True, tmp_path) == "", key
 
 
-def test_the_odd_values_reach_every_section_and_every_kind_of_named_thing() -> None:
+def test_the_odd_values_reach_every_section_and_every_kind_of_registered_class() -> None:
     assert len(KEYS) > 300
     for part in (
         "train.optimizer.betas",
@@ -359,7 +359,7 @@ def test_the_odd_values_reach_every_section_and_every_kind_of_named_thing() -> N
 
 
 @pytest.mark.parametrize("value", ["[]", "[2, 0]", "0", "two", "true", "1.5"])
-def test_futures_samples_say_in_one_sentence_what_they_may_be(value: str) -> None:
+def test_a_wrong_futures_samples_says_in_one_sentence_what_is_valid(value: str) -> None:
     with pytest.raises(UserError, match=r"futures\.samples = .*: .*whole number of 1 or more, or a list of them"):
         load_recipe("quickstart", [f"futures.samples={value}"])
 
@@ -374,7 +374,7 @@ def test_prompts_of_another_task_are_refused_by_line(text: str, tmp_path: Path) 
         WithheldTask(rows_per_split=4, prompts=str(file)).rows("train")
 
 
-def test_one_reply_a_prompt_is_enough_where_its_futures_are_compared() -> None:
+def test_one_reply_per_prompt_is_enough_if_its_futures_are_compared() -> None:
     check_names(load_recipe("quickstart", ["train.group_size=1"]).recipe)
     for whole in (["credit=reply"], ["futures.rounds=0", "credit=reply"]):
         with pytest.raises(UserError, match=r"train\.group_size is 1"):

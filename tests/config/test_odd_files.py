@@ -1,4 +1,4 @@
-"""Files that are empty, not UTF-8, not there, read-only or odd: one line with the way out, before the work."""
+"""Files that are empty, missing, read-only, not UTF-8 or otherwise odd: one line with the way out, before any work."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_an_empty_table_says_so(ending: str, tmp_path: Path) -> None:
         read_table(file)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_column(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_bytes(b"\xef\xbb\xbfquestion,answer\n2 + 2,4\n")
     assert read_table(file) == [{"question": "2 + 2", "answer": "4"}]
 
 
-def test_other_texts_of_the_user_are_read_as_utf8_too(tmp_path: Path) -> None:
+def test_other_text_files_of_the_user_are_read_as_utf8_too(tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_bytes("Sei höflich.".encode("latin-1"))
     goals = tmp_path / "goals.jsonl"
@@ -73,13 +73,13 @@ PREPARED = [
     for name in list_recipes()
     for recipe in [load_recipe(name).recipe]
     for file in [recipe.train.data, recipe.task.options.get("train_file")]
-    # Those take a file of one's own, or one that `upshot logs prepare` makes.
+    # These take the user's own file, or one that `upshot logs prepare` makes.
     if file and not name.startswith(("sft", "dpo", "kto", "logs"))
 ]
 
 
 @pytest.mark.parametrize(("name", "file"), PREPARED)
-def test_a_recipe_whose_file_is_not_made_yet_says_how_to_make_it(
+def test_a_recipe_whose_file_does_not_exist_yet_says_how_to_make_it(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -115,7 +115,7 @@ def test_every_recipe_with_a_prepared_file_or_its_parent_names_the_source() -> N
         ("train", "quickstart", "run_dir=/proc/x"),
     ],
 )
-def test_an_output_that_cannot_be_written_is_said_before_the_work(
+def test_an_unwritable_output_is_refused_before_any_work(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -133,7 +133,7 @@ def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
         check_writable(tmp_path / "out.jsonl")
 
 
-def test_a_folder_in_the_place_of_the_output_is_refused_and_no_probe_is_left(tmp_path: Path) -> None:
+def test_a_folder_at_the_outputs_path_is_refused_and_no_probe_file_is_left(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="is a directory; choose another --out"):
         check_writable(tmp_path / "out")
@@ -148,7 +148,7 @@ def test_verify_ends_with_1_when_no_row_got_a_score(tmp_path: Path, capsys: pyte
     assert "no scores over 0 of 2 rows" in capsys.readouterr().out
 
 
-def test_identical_rows_and_answers_that_are_nan_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_identical_rows_and_nan_answers_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"question": "2 + 2", "answer": "4"}, {"question": "2 + 2", "answer": "4"}]
     rows += [{"question": f"{n} + 1", "answer": float("nan") if n == 7 else str(n + 1)} for n in range(5, 9)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

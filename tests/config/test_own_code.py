@@ -1,4 +1,4 @@
-"""Code of the user's own: found where they keep it, and a plain function is enough."""
+"""The user's own code: found where they keep it, and a plain function is enough."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TINY = (
 
 @pytest.fixture(autouse=True)
 def own_import_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test begins with Python's own path, and leaves no module of its folder behind."""
+    """Every test begins with Python's own path and leaves none of its modules behind."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
@@ -95,7 +95,7 @@ def test_a_function_may_wait_and_may_return_a_bool_or_none() -> None:
     assert "ValueError: no such word" in score(build_metric(path_of(broken)), talk("hi")).why
 
 
-def test_a_function_that_never_returns_is_missing_after_its_time() -> None:
+def test_a_function_that_never_returns_gives_a_missing_score_after_its_time_limit() -> None:
     token = call_seconds.set(0.2)
     try:
         late = score(build_metric(path_of(slow)), talk("hi"))
@@ -104,7 +104,7 @@ def test_a_function_that_never_returns_is_missing_after_its_time() -> None:
     assert (late.reason, late.why) == (Reason.TIMEOUT, "own: slow took more than 0.2 s (call_seconds)")
 
 
-def test_what_has_no_path_is_found_in_this_process_only() -> None:
+def test_an_object_without_an_import_path_is_found_in_this_process_only() -> None:
     name = path_of(lambda conversation: 0.25)
     assert name == path_of(build_metric(name).function)  # type: ignore[attr-defined]
     assert score(build_metric(name), talk("hi")).value == 0.25
@@ -140,9 +140,9 @@ def test_code_beside_the_recipe_is_found_and_found_again_by_resume(
     assert main(["train", "--resume", "run", "train.steps=2", "--quiet"]) == 0
 
 
-def test_own_code_hides_nothing_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_code_does_not_shadow_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "upshot_score_twin.py").write_text("")
-    (tmp_path / "mypy_extensions.py").write_text("polite = None\n")  # the name of something installed
+    (tmp_path / "mypy_extensions.py").write_text("polite = None\n")  # the name of an installed package
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="module 'mypy_extensions' has no 'polite'"):
         check_metric("mypy_extensions:polite")
@@ -165,13 +165,13 @@ def test_a_module_that_cannot_be_imported_is_one_line(
         check_metric("mine_broken:polite")
 
 
-def test_a_module_that_is_nowhere_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_says_where_it_was_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"searched {tmp_path}, the recipe.s folder"):
         check_metric("mine_nowhere:polite")
 
 
-def test_functions_and_classes_are_given_to_a_recipe_as_they_are() -> None:
+def test_functions_and_classes_can_be_passed_to_a_recipe_directly() -> None:
     recipe = load_recipe("quickstart", {"reward": {"metrics": ["verifier", polite]}, "train.steps": 3}).recipe
     assert recipe.reward.metrics[1].name.endswith("test_own_code:polite")
     assert (recipe.train.steps, recipe.train.lr) == (3, 4e-4)
@@ -211,7 +211,7 @@ def breaks(split: str) -> Any:
         (lambda split: [Row("r", [{"role": "user"}])], r"with Message objects, not Row\(id='r'"),  # type: ignore[arg-type]
     ],
 )
-def test_rows_that_are_none_are_refused_in_one_line(
+def test_values_that_are_not_rows_are_refused_in_one_line(
     returns: Callable[[str], Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -246,14 +246,14 @@ class Unfinished(Metric):
     pass
 
 
-def test_a_class_that_cannot_be_made_is_one_line() -> None:
+def test_a_class_that_cannot_be_constructed_is_one_line() -> None:
     with pytest.raises(UserError, match=r"Unready' raised ValueError: no rubric \(test_own_code\.py, line"):
         build_metric(path_of(Unready))
     with pytest.raises(UserError, match="Unfinished' does not define score"):
         build_metric(path_of(Unfinished))
 
 
-def test_a_module_that_ends_the_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_exits_while_imported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_script.py").write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(UserError, match="cannot import metric 'mine_script:polite': SystemExit: 2"):
@@ -265,6 +265,6 @@ class Talker(Participant):
         return "hello"  # type: ignore[return-value]
 
 
-def test_an_answer_that_is_no_observation_is_told() -> None:
+def test_an_answer_that_is_not_an_observation_is_reported() -> None:
     with pytest.raises(TypeError, match=r"Talker\.observe should return an Observation, not 'hello' \(str\)"):
         asyncio.run(_observe(Talker(), talk("hi")))

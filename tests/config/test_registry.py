@@ -1,4 +1,4 @@
-"""Names to classes, with errors that say the way out."""
+"""Names to classes, with errors that say what to write instead."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_option_of_the_wrong_type_is_named_with_its_value() -> None:
         things.create("thing", {"size": "big"})
 
 
-def test_a_needed_option_that_is_not_there_is_named() -> None:
+def test_a_required_option_that_is_missing_is_named() -> None:
     with pytest.raises(UserError, match="needs the option 'size'"):
         things.create("thing", {})
 
@@ -58,25 +58,25 @@ def test_options_passed_on_to_a_base_class_are_checked_as_its_own() -> None:
         things.create("special", {"sise": 1})
 
 
-def test_context_reaches_only_those_who_name_it() -> None:
+def test_context_reaches_only_classes_that_ask_for_it() -> None:
     made = things.create("thing", {"size": "3"}, helper="me", nobody="asked")
     assert (made.size, made.helper) == (3, "me")
 
 
 @pytest.mark.parametrize("path", ["no_such_package.mod:Thing", "upshot.core.score:Scor"])
-def test_a_path_that_leads_nowhere_says_so(path: str) -> None:
+def test_an_import_path_that_leads_nowhere_says_so(path: str) -> None:
     with pytest.raises(UserError, match=r"cannot import|did you mean 'Score'"):
         things.get(path)
 
 
-def test_two_things_of_one_name_are_refused() -> None:
+def test_two_classes_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two things are called 'thing'"):
         things.register("thing")(int)
 
 
 @dataclass(frozen=True)
 class Taste:
-    """Options of one thing, together."""
+    """Options of one class, grouped."""
 
     spice: str
     heat: int = 1
@@ -88,7 +88,7 @@ class Dish:
         self.helper, self.options = helper, options
 
 
-def test_options_may_be_taken_together_as_a_dataclass() -> None:
+def test_options_may_be_grouped_in_a_dataclass() -> None:
     made = things.create("dish", {"spice": "pepper", "heat": "3"}, helper="me")
     assert (made.helper, made.options) == ("me", Taste("pepper", 3))
     with pytest.raises(UserError, match="unknown option 'spise' of thing 'dish'; did you mean 'spice'"):

@@ -1,4 +1,4 @@
-"""A text or number alone stands for a section, and nothing of it is lost when something is laid over it."""
+"""A plain text or number can stand for a section, and nothing of it is lost when an override is laid over it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from upshot.core.errors import UserError
 
 
 def laid(tmp_path: Path, below: str, above: str) -> Any:
-    """One file over another."""
+    """One file laid over another."""
     (tmp_path / "below.yaml").write_text(f"task: slots\n{below}\n")
     (tmp_path / "above.yaml").write_text(f"extends: below.yaml\n{above}\n")
     return load_recipe(tmp_path / "above.yaml")
 
 
 def given(*overrides: str) -> Any:
-    """The overrides over a recipe without sections."""
+    """The overrides laid over a recipe without sections."""
     return load_recipe({"task": "slots"}, overrides).recipe
 
 
@@ -47,7 +47,7 @@ def test_an_override_inside_a_section_keeps_its_short_form() -> None:
 
 
 def short_forms(model: type[BaseModel] = Recipe, path: tuple[str, ...] = ()) -> Iterator[tuple[str, type[ShortForm]]]:
-    """Every section of a recipe that a value alone may stand for."""
+    """Every section of a recipe that a plain value may stand for."""
     for name, info in model.model_fields.items():
         for section in models_in(info.annotation):
             below = (*path, name, *(["some"] if getattr(info.annotation, "__origin__", None) is dict else []))
@@ -58,7 +58,7 @@ def short_forms(model: type[BaseModel] = Recipe, path: tuple[str, ...] = ()) -> 
 
 
 ALONE = {"weight": 0.1, "high": 0.3, "by": "turns", "rule": "truncate"}
-"""What stands for a section, by the key that it is of; the others are names."""
+"""The key that a plain value sets, by section; in all others it is a name."""
 NAMES = {"schedule": "cosine", "optimizer": "adamw-8bit", "engine": "vllm", "futures": "none"}
 
 
@@ -74,18 +74,18 @@ def test_no_section_loses_its_short_form_to_an_override_inside_it(path: str, sec
     assert below == section.expand(value) | {"more": 1}
 
 
-def test_a_value_that_is_no_section_is_not_forgotten_for_a_key_inside_it() -> None:
+def test_a_value_that_is_not_a_section_is_not_lost_to_an_override_inside_it() -> None:
     with pytest.raises(UserError, match=r"'reward.overlong.penalty' is inside 'reward.overlong', which is 'score'"):
         given("reward.overlong=score", "reward.overlong.penalty=-2")
     assert given("warm_start=null", "warm_start.steps=3").warm_start.steps == 3
 
 
-def test_futures_that_are_none_stay_none() -> None:
+def test_futures_none_stays_none() -> None:
     futures = given("futures=none", "futures.samples=2").futures
     assert (futures.name, futures.samples) == ("none", 2)
 
 
-def test_a_short_form_over_a_section_sets_its_key_alone() -> None:
+def test_a_short_form_over_a_section_sets_only_its_own_key() -> None:
     train = given("train.kl.estimator=k2", "train.kl=0.1").train
     assert (train.kl.weight, train.kl.estimator) == (0.1, "k2")
     train = given("train.optimizer.betas=[0.9, 0.95]", "train.optimizer=adamw-8bit").train
@@ -94,7 +94,7 @@ def test_a_short_form_over_a_section_sets_its_key_alone() -> None:
     assert (train.schedule.name, train.schedule.warmup_steps) == ("cosine", 5)
 
 
-def test_another_name_starts_without_the_options_of_the_old_one() -> None:
+def test_a_new_name_drops_the_options_of_the_old_one() -> None:
     engine = given("model.engine={name: vllm, memory: 0.5}", "model.engine=upshot").model.engine
     assert engine.memory is None
     advantage = given("train.advantage={name: grpo, scale: step}", "train.advantage=rloo").train.advantage
@@ -110,7 +110,7 @@ def test_another_name_starts_without_the_options_of_the_old_one() -> None:
         ("credit: {gamma: 0.9}", "credit: turns"),
     ],
 )
-def test_a_file_over_another_keeps_what_it_does_not_say(below: str, above: str, tmp_path: Path) -> None:
+def test_a_file_over_another_keeps_what_it_does_not_mention(below: str, above: str, tmp_path: Path) -> None:
     loaded = laid(tmp_path, below, above)
     assert (loaded.recipe.credit.by, loaded.recipe.credit.gamma) == ("turns", 0.9)
     said = {"turns": "credit.by", "gamma": "credit.gamma"}
@@ -123,6 +123,6 @@ def test_the_same_text_twice_stays_a_text(tmp_path: Path) -> None:
     assert laid(tmp_path, "name: one\nsandbox: local", "name: one\nsandbox: local").recipe.name == "one"
 
 
-def test_a_call_lays_its_mapping_over_a_short_form() -> None:
+def test_a_mapping_in_a_call_is_laid_over_a_short_form() -> None:
     recipe = load_recipe({"task": "slots", "train": {"kl": 0.1}}, {"train": {"kl": {"where": "reward"}}}).recipe
     assert (recipe.train.kl.weight, recipe.train.kl.where) == (0.1, "reward")

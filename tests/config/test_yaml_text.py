@@ -1,4 +1,4 @@
-"""YAML within bounds: what is nested or repeated without end is refused at once, with the place."""
+"""YAML within bounds: unbounded nesting or repetition is refused at once, with its place."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
     ids=["alias bomb", "brackets", "indented", "itself", "unknown alias"],
 )
-def test_a_recipe_without_end_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+def test_a_recipe_of_unbounded_size_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=f"mine.yaml is not valid YAML: .*{message}"):
         load_recipe(str(file))
 
 
-def test_every_reader_of_such_a_text_refuses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_yaml_reader_refuses_unbounded_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"override 'task': .* is not valid YAML: nested more than"):
         read_value("task", "[" * 500)
     assert settings_of(BOMB) == {} and settings_of("[" * 500) == {}

@@ -1,4 +1,4 @@
-"""Conversations: exact ids, masks, forks that share, state that never mixes."""
+"""Conversations: exact ids, masks, forks that share their prefix, state that never mixes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_forks_have_their_own_random_stream_and_session() -> None:
     assert talk.session["memory"] == second.session["memory"] == "mine"
 
 
-def test_only_messages_since_the_last_sample_wait_to_be_rendered() -> None:
+def test_only_messages_since_the_last_sample_are_still_to_be_rendered() -> None:
     talk = conversation(Sample((1,), (2,), (-1.0,), "stop"))
     assert [message.content for message in talk.unrendered] == ["and?"]
     assert [message.content for message in conversation().unrendered] == ["hi"]
@@ -70,13 +70,13 @@ def test_tool_calls_survive_the_dictionary_form() -> None:
     assert Message.from_dict({**data, "content": None}).to_dict() == data
 
 
-def test_seeds_differ_by_every_key_and_are_the_same_everywhere() -> None:
+def test_seeds_depend_on_every_key_and_are_the_same_on_every_machine() -> None:
     assert derive_seed(0, "a", 1) == 1497209822362405998
     assert len({derive_seed(s, k, i) for s in range(5) for k in "ab" for i in range(5)}) == 50
 
 
 def test_a_thousand_concurrent_conversations_keep_their_own_goals() -> None:
-    """One participant object, a thousand conversations taking turns in random order: nothing is mixed up."""
+    """One participant object and a thousand conversations taking turns in random order: nothing is mixed up."""
     from upshot.models.base import Abilities, Completion, Model, Request
     from upshot.rollout.episode import Policy, play_future
     from upshot.tasks.participants.base import Observation, Participant
@@ -106,7 +106,7 @@ def test_a_thousand_concurrent_conversations_keep_their_own_goals() -> None:
         assert {m.content for m in talk.messages[1:]} == {f"my goal is {n}"}
 
 
-def test_forks_share_no_nested_state_but_what_cannot_be_copied() -> None:
+def test_forks_share_no_nested_state_except_what_cannot_be_copied() -> None:
     talk = Conversation(Row("r", ()))
     talk.session = {"cart": {"items": ["lamp"]}, "lock": threading.Lock()}
     first, second = talk.fork("future", 0), talk.fork("future", 1)

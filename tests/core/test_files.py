@@ -1,4 +1,4 @@
-"""Lines of JSON: read and written by one rule."""
+"""Lines of JSON: one rule for reading and writing."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from upshot.tasks.datasets.files import read_table
 from upshot.tasks.participants.search import load_corpus
 
 MARKS = "one\u2028two\u2029three\u0085four\x0bfive\x0csix\x1cseven\x1deight\r\nnine \ud83d"
-"""What `splitlines` takes for ends of lines, and half of an emoji."""
+"""What `splitlines` treats as line ends, and half of an emoji."""
 
 
-def test_every_reader_takes_the_line_feed_alone_for_an_end(tmp_path: Path) -> None:
+def test_every_reader_ends_lines_only_at_a_line_feed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     write_jsonl(path, [{"text": MARKS}, {"text": "plain"}])
     texts = [MARKS, "plain"]
@@ -58,7 +58,7 @@ objects = st.dictionaries(
 
 
 @given(st.lists(objects, max_size=4), objects, st.integers(0, 60))
-def test_what_is_appended_after_a_crash_is_whole_and_so_is_what_was_before(
+def test_lines_before_a_crash_and_lines_appended_after_it_are_whole(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], more: dict[str, Any], cut: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "x.jsonl"
@@ -80,7 +80,7 @@ def test_a_whole_last_line_without_its_line_feed_counts(tmp_path: Path) -> None:
     assert [row["n"] for row in read_jsonl(path)] == [1, 2, 3]
 
 
-def test_a_damaged_line_of_ours_is_left_out_and_said_and_in_given_data_it_is_refused(
+def test_a_damaged_line_is_skipped_with_a_note_in_our_files_and_refused_in_users_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "x.jsonl"
@@ -95,7 +95,7 @@ def test_a_damaged_line_of_ours_is_left_out_and_said_and_in_given_data_it_is_ref
         list(read_user_jsonl(io.BytesIO(b'{"n": "\xff"}\n'), "f.jsonl"))
 
 
-def test_taking_lines_out_leaves_the_others_byte_for_byte(tmp_path: Path) -> None:
+def test_removing_lines_leaves_the_others_byte_for_byte(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes('{"n":1,  "t": "a\u2028b"}\n{"n": 2}\n{"n": 3}\n{"n": 4, "t'.encode())
     filter_jsonl(path, lambda row: row["n"] != 2)
@@ -103,13 +103,13 @@ def test_taking_lines_out_leaves_the_others_byte_for_byte(tmp_path: Path) -> Non
 
 
 class Odd:
-    """Something that JSON does not know, and that does not even say what it is."""
+    """An object that JSON does not know and whose `repr` fails."""
 
     def __str__(self) -> str:
         raise RuntimeError
 
 
-def test_whatever_is_written_is_a_line_that_can_be_read() -> None:
+def test_every_written_value_is_a_readable_line() -> None:
     itself: list[Any] = []
     itself += [itself, itself]
     row = {
@@ -129,7 +129,7 @@ def test_whatever_is_written_is_a_line_that_can_be_read() -> None:
     assert read["half"] == "\\\ud83d" and read["('a', 1)"] == {"None": 1}
 
 
-def test_a_home_that_no_shell_has_expanded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpanded_tilde_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     for text in ("~/x", "$HOME/x", "${HOME}/x"):
         assert expand_home(text) == "/home/me/x"
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path, erro
     assert not list(tmp_path.iterdir())
 
 
-def test_what_fails_while_reading_is_not_called_a_full_disk(tmp_path: Path) -> None:
+def test_an_error_while_reading_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     def write(to: Path) -> None:
         raise ValueError("Error while deserializing header: InvalidHeader (os error 2)")
 
@@ -172,7 +172,7 @@ def test_what_fails_while_reading_is_not_called_a_full_disk(tmp_path: Path) -> N
         write_folder(tmp_path / "whole", write)
 
 
-def test_weights_that_a_library_wrote_for_the_owner_alone_follow_the_umask(tmp_path: Path) -> None:
+def test_weights_that_a_library_wrote_as_private_follow_the_umask(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"")
         (folder / "model.safetensors").chmod(0o600)

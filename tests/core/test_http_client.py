@@ -1,4 +1,4 @@
-"""One HTTP client: what may pass is tried again, what may not is not, and every failure has a countable reason."""
+"""One HTTP client: transient failures are retried, others are not, and every failure has a countable reason."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_backoff_doubles_with_jitter_and_has_a_ceiling(attempt, first, seed):
 
 
 Answer = Callable[[int], web.Response]
-"""What the server says to request number i, from 1."""
+"""The server's answer to request number i, counted from 1."""
 FAST = RetryPolicy(retries=3, backoff_s=0.001)
 
 
 @asynccontextmanager
 async def server(answer: Answer, delay: float = 0.0) -> AsyncIterator[tuple[str, list[Any]]]:
-    """Its address, and the bodies that it was sent."""
+    """Its address, and the bodies that it received."""
     seen: list[Any] = []
 
     async def handle(request: web.Request) -> web.Response:
@@ -88,22 +88,22 @@ def call(answer: Answer, delay: float = 0.0, retry: RetryPolicy = FAST, **option
 
 
 def failing(status: int, times: int = 99, **headers: str) -> Answer:
-    """Fails so many times, then answers."""
+    """Fails this often, then answers."""
     return lambda i: web.Response(status=status, headers=headers) if i <= times else web.json_response({"i": i})
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
-def test_what_may_pass_is_tried_again(status: int) -> None:
+def test_transient_failures_are_retried(status: int) -> None:
     assert call(failing(status, times=2)) == ({"i": 3}, 3)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-def test_what_is_refused_is_not_tried_again(status: int) -> None:
+def test_refusals_are_not_retried(status: int) -> None:
     error, sent = call(failing(status))
     assert (error.reason, error.status, sent) == (f"http_{status}", status, 1)
 
 
-def test_every_failure_that_stays_has_its_reason() -> None:
+def test_every_lasting_failure_has_its_reason() -> None:
     error, sent = call(failing(500))
     assert (error.reason, sent) == ("http_500", 4)
     assert call(failing(429))[0].reason == "rate_limited"
@@ -119,20 +119,20 @@ def test_every_failure_that_stays_has_its_reason() -> None:
     assert asyncio.run(nobody()) == "connection"
 
 
-def test_a_retry_after_is_waited_out() -> None:
+def test_a_retry_after_header_is_obeyed() -> None:
     began = time.monotonic()
     assert call(failing(429, 1, **{"Retry-After": "0.3"}))[1] == 2
     assert time.monotonic() - began >= 0.3
 
 
-def test_rate_limits_may_have_a_patience_of_their_own() -> None:
+def test_rate_limits_may_be_retried_for_a_time_of_their_own() -> None:
     patient = RetryPolicy(retries=0, backoff_s=0.001, patience_s=5.0)
     assert call(failing(429, times=6), retry=patient) == ({"i": 7}, 7)
     error, sent = call(failing(429, **{"Retry-After": "0.2"}), retry=RetryPolicy(9, 0.001, patience_s=0.5))
     assert error.reason == "rate_limited" and sent <= 3
 
 
-def test_what_the_server_may_have_begun_is_repeated_only_by_those_who_may() -> None:
+def test_a_request_that_the_server_may_have_begun_is_repeated_only_if_allowed() -> None:
     assert call(failing(500, times=1), repeat="any")[1] == 2
     assert call(failing(500, times=1), repeat="unbegun")[1] == 1
     assert call(lambda i: web.json_response({}), delay=2.0, repeat="unbegun")[1] == 1
@@ -141,7 +141,7 @@ def test_what_the_server_may_have_begun_is_repeated_only_by_those_who_may() -> N
         assert call(failing(full, times=1), repeat="never")[1] == 1
 
 
-def test_retries_are_told_to_whoever_counts_them() -> None:
+def test_retries_are_reported_to_their_counter() -> None:
     told: list[str] = []
     call(lambda i: failing(503 if i == 1 else 429, 2)(i), on_retry=lambda error: told.append(error.reason))
     assert told == ["http_503", "rate_limited"]
@@ -173,7 +173,7 @@ def test_no_more_connections_are_open_than_allowed() -> None:
     assert most == 3
 
 
-def test_what_is_no_url_is_the_users_to_mend() -> None:
+def test_an_invalid_url_is_a_user_error() -> None:
     async def run() -> None:
         client = HttpClient("http://:80:80")
         try:

@@ -1,4 +1,4 @@
-"""Connections: not too many, none that dawdles; a server that is asked to stop has not failed."""
+"""Connections: bounded in number and in time; a server that is asked to stop has not failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.patience import patience
 from upshot.core import http_listener as module
 
 
-def test_too_many_slow_and_long_winded_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_slow_and_oversized_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEAD_S", patience(0.3))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Servers: a request that is broken off ends calmly, one that is refused hears why."""
+"""Servers: an interrupted request ends without a traceback, a refused one gets the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upshot.core.http_server import CalmEnd, ClientGone, RequestGate, metrics_pa
 
 
 def broken_off(begun: bool, kind: str = "http") -> list[dict[str, Any]]:
-    """What is sent of a request that hangs and is cancelled."""
+    """What is sent for a request that hangs and is then cancelled."""
     sent: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -38,21 +38,21 @@ def broken_off(begun: bool, kind: str = "http") -> list[dict[str, Any]]:
     return sent
 
 
-def test_a_request_that_is_broken_off_ends_without_a_traceback() -> None:
+def test_an_interrupted_request_ends_without_a_traceback() -> None:
     start, body = broken_off(begun=False)
     assert start["status"] == 503 and b"broken off" in body["body"]
 
 
-def test_an_answer_that_is_broken_off_is_ended() -> None:
+def test_an_interrupted_answer_is_ended() -> None:
     assert [message["type"] for message in broken_off(begun=True)] == ["http.response.start", "http.response.body"]
 
 
-def test_what_is_no_request_is_cancelled_as_ever() -> None:
+def test_cancellation_outside_a_request_works_as_usual() -> None:
     with pytest.raises(asyncio.CancelledError):
         broken_off(begun=False, kind="lifespan")
 
 
-def test_both_servers_end_calmly() -> None:
+def test_both_servers_end_without_a_traceback() -> None:
     from upshot.sandbox.http import server as sandbox
     from upshot.serving.openai import base as server
 
@@ -60,7 +60,7 @@ def test_both_servers_end_calmly() -> None:
         assert module.CalmEnd is CalmEnd
 
 
-def test_work_that_nobody_waits_for_any_more_is_cancelled_to_its_end() -> None:
+def test_abandoned_work_is_cancelled_and_its_cleanup_awaited() -> None:
     ended: list[str] = []
 
     async def work() -> str:
@@ -79,7 +79,7 @@ def test_work_that_nobody_waits_for_any_more_is_cancelled_to_its_end() -> None:
     assert ended == ["freed"]
 
 
-def test_what_is_ready_before_the_client_goes_is_answered_and_failures_stay_what_they_are() -> None:
+def test_a_result_ready_before_the_client_leaves_is_sent_and_failures_keep_their_type() -> None:
     async def never() -> None:
         await asyncio.sleep(60)
 
@@ -91,7 +91,7 @@ def test_what_is_ready_before_the_client_goes_is_answered_and_failures_stay_what
         asyncio.run(while_connected(never, fail()))
 
 
-def test_numbers_are_told_in_full_in_prometheus_form() -> None:
+def test_prometheus_numbers_are_written_in_full_precision() -> None:
     page = metrics_page("upshot", {"tokens": 12345678, "tests": {"passed": 2}}, {"running": 0.5})
     assert page.splitlines() == [
         *("# TYPE upshot_tokens_total counter", "upshot_tokens_total 12345678"),
@@ -104,7 +104,7 @@ LIMIT = 1 << 16
 
 
 async def read_all(scope: Any, receive: Any, send: Any) -> None:
-    """Say how long the body is."""
+    """Return the length of the body."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -118,7 +118,7 @@ def gate(app: Any = read_all, read_s: float = 60.0, limit: int = LIMIT) -> Reque
 
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[tuple[str, int]]:
-    """An application at an address."""
+    """Serve an application; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1))
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -133,7 +133,7 @@ def headed(size: int, kind: str = "application/json", chunked: bool = False) -> 
 
 
 async def send_and_read(address: tuple[str, int], *pieces: bytes) -> bytes:
-    """Send everything, as most clients do, before the answer is looked at."""
+    """Send everything before reading the answer, as most clients do."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         for piece in pieces:
@@ -148,10 +148,10 @@ async def send_and_read(address: tuple[str, int], *pieces: bytes) -> bytes:
     ("kind", "chunked", "status"),
     [("application/json", False, 413), ("application/json", True, 413), ("text/plain", False, 415)],
 )
-def test_who_sends_too_much_or_the_wrong_thing_hears_so_and_is_not_cut_off(
+def test_an_oversized_or_wrong_request_is_answered_before_the_connection_closes(
     kind: str, chunked: bool, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that is closed with bytes unread on it is reset, and the client never sees the answer."""
+    """If a connection is closed with unread bytes on it, it is reset and the client never sees the answer."""
     monkeypatch.setattr("upshot.core.http_server.LINGER_S", patience(60))
     body = b"x" * (8 << 20)
     sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
@@ -164,12 +164,12 @@ def test_who_sends_too_much_or_the_wrong_thing_hears_so_and_is_not_cut_off(
         assert answer.startswith(f"HTTP/1.1 {status} ".encode()) and b"connection: close" in answer.lower()
 
 
-def test_what_is_thrown_away_of_a_refused_body_is_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discarding_a_refused_body_is_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.core.http_server.LINGER_S", 0.2)
 
     async def run() -> bytes:
         async with serving(gate()) as address:
-            return await send_and_read(address, headed(1 << 30), b"x")  # the rest never comes, and still it ends
+            return await send_and_read(address, headed(1 << 30), b"x")  # the rest never arrives, and it still ends
 
     assert asyncio.run(run()).startswith(b"HTTP/1.1 413 ")
 
@@ -184,7 +184,7 @@ def test_a_body_of_the_right_size_keeps_its_connection() -> None:
     assert answers.count(b"HTTP/1.1 200 ") == 2 and answers.count(b"HTTP/1.1 415 ") == 1
 
 
-def test_bodies_that_arrive_by_halves_are_held_up_to_a_bound_and_whole_ones_get_through(
+def test_unfinished_bodies_are_held_up_to_a_bound_and_whole_ones_get_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("upshot.core.http_server.HALF_BODIES", 2)
@@ -210,7 +210,7 @@ def test_bodies_that_arrive_by_halves_are_held_up_to_a_bound_and_whole_ones_get_
     assert small.startswith(b"HTTP/1.1 200 ") and more.startswith(b"HTTP/1.1 503 ")
 
 
-def test_a_body_that_never_comes_is_refused() -> None:
+def test_a_body_that_never_arrives_is_refused() -> None:
     async def dawdle() -> Any:
         await asyncio.sleep(600)
 

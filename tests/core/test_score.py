@@ -1,4 +1,4 @@
-"""A number, or missing for a reason that can be counted."""
+"""A score is a number, or missing for a countable reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_plain_number_becomes_a_score(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "1.0", [1.0], {}, float("nan"), np.float64("inf"), np.ones(3), object(), 1j])
-def test_what_is_no_number_is_missing_and_named(given: Any) -> None:
+def test_a_value_that_is_not_a_number_is_missing_and_named(given: Any) -> None:
     score = Score.of(given, "metric 'mine'")
     assert score.reason == Reason.NOT_A_SCORE and score.why.startswith("metric 'mine' returned ")
 
@@ -49,13 +49,13 @@ def test_a_number_out_of_range_is_missing_and_named(given: Any) -> None:
         (ValueError("unexpected [/INST] in reply 17"), "error"),
     ],
 )
-def test_every_failure_has_one_of_few_reasons_and_its_text_as_detail(error: Exception, reason: str) -> None:
+def test_every_failure_maps_to_a_reason_and_keeps_its_text_as_detail(error: Exception, reason: str) -> None:
     score = Score.failed(error, "episode")
     assert score.reason == reason and isinstance(score.reason, Reason)
     assert score.why.startswith("episode: ") and str(error).splitlines()[0] in score.why
 
 
-def test_an_exception_that_cannot_say_itself_is_missing_too() -> None:
+def test_an_exception_whose_str_fails_is_missing_too() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -63,13 +63,13 @@ def test_an_exception_that_cannot_say_itself_is_missing_too() -> None:
     assert Score.failed(Mute(), "m").why == "m: Mute"
 
 
-def test_a_reason_in_somebodys_own_words_is_counted_as_other() -> None:
+def test_a_free_text_reason_is_counted_as_other() -> None:
     score = Score.missing("no price in row 17", row=17)
     assert score.reason == "other" and score.detail == {"why": "no price in row 17", "row": 17}
     assert Score(None, "timeout").reason is Reason.TIMEOUT  # type: ignore[arg-type]
 
 
-def test_what_is_missing_keeps_its_words_on_the_way_to_the_reward() -> None:
+def test_a_missing_score_keeps_its_detail_on_the_way_to_the_reward() -> None:
     absent = Score.missing("timeout", "m: after 9 s")
     assert mean_score([absent, Score.missing("error"), absent]) == absent
     total = combine([{"m": absent}], {"m": MetricWeight()}).total

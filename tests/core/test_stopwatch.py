@@ -1,4 +1,4 @@
-"""Where the time goes while many things go on at once."""
+"""Where time goes while several activities overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from upshot.core.event_loop import Stopwatch, at_work
 
 
-def test_time_is_shared_among_what_is_at_work_and_adds_up() -> None:
+def test_time_is_shared_among_active_parts_and_adds_up() -> None:
     now = 0.0
     watch = Stopwatch(lambda: now)
 
@@ -16,7 +16,7 @@ def test_time_is_shared_among_what_is_at_work_and_adds_up() -> None:
         now += seconds
         watch.change(name, by)
 
-    after(5, "futures", 1)  # nothing was at work before
+    after(5, "futures", 1)  # nothing was active before
     after(2, "futures", 1)
     after(0, "futures", 1)
     after(0, "judges", 1)
@@ -26,7 +26,7 @@ def test_time_is_shared_among_what_is_at_work_and_adds_up() -> None:
     assert watch.seconds == {"futures": 2 + 3, "judges": 1 + 1}
 
 
-def test_two_steps_played_at_once_have_their_own_watches() -> None:
+def test_two_steps_played_at_once_have_their_own_stopwatches() -> None:
     async def step(name: str) -> dict[str, float]:
         with Stopwatch().running() as watch:
             async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,5 @@
-"""Where a model thinks: markers of one token, of several, split over tokens, unclosed, unopened, absent, repeated."""
+"""Where a model thinks: markers that are one token, several, split over tokens, unclosed, unopened, absent or
+repeated."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ HEADINGS = ("### Reasoning", "### Output")
         ([], MARKERS, True, Thought(0, 0, 0)),
     ],
 )
-def test_the_thought_by_hand(
+def test_thoughts_match_cases_computed_by_hand(
     pieces: list[str], markers: tuple[str, str], opened: bool, expected: Thought | None
 ) -> None:
     assert find_thought(pieces, markers, opened) == expected
@@ -59,7 +60,7 @@ def test_thought_and_answer_never_overlap_and_hold_no_marker_token(pieces: list[
 
 
 @given(words, words, words, st.lists(st.integers(1, 4), min_size=1, max_size=8))
-def test_however_the_text_is_cut_into_tokens_the_thought_is_inside_the_markers(
+def test_for_any_tokenization_the_thought_is_inside_the_markers(
     before: str, thought: str, after: str, sizes: list[int]
 ) -> None:
     text = f"{before}<think>{thought}</think>{after}"
@@ -84,7 +85,7 @@ def bytewise() -> Renderer:
 
 @settings(deadline=None)
 @given(st.text(max_size=40))
-def test_the_pieces_of_ids_spell_the_text(text: str) -> None:
+def test_the_pieces_of_ids_concatenate_to_the_text(text: str) -> None:
     renderer = bytewise()
     ids = renderer.encode(text)
     pieces = renderer.pieces(ids)
@@ -102,5 +103,5 @@ def test_the_pieces_of_ids_spell_the_text(text: str) -> None:
         ("x<think>a</think>b</think>c", "b</think>c"),
     ],
 )
-def test_what_a_text_says_after_its_thought(text: str, said: str) -> None:
+def test_the_answer_is_the_text_after_its_thought(text: str, said: str) -> None:
     assert split_thought(text)[1] == said

@@ -1,4 +1,4 @@
-"""Threads: calm, and no more than the process may use."""
+"""Threads: no more than the process may use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from upshot.core import threads
         ({}, math.inf),
     ],
 )
-def test_the_quota_of_a_container_is_read(files: dict[str, str], expected: float, tmp_path: Path) -> None:
+def test_the_cpu_quota_of_a_container_is_read(files: dict[str, str], expected: float, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -32,7 +32,7 @@ def test_the_quota_of_a_container_is_read(files: dict[str, str], expected: float
 
 
 @pytest.mark.parametrize(("stated", "expected"), [("3", 3), ("4,2", 4), ("", None), ("many", None), (None, None)])
-def test_the_threads_that_a_run_notes_are_those_it_computes_with(
+def test_the_thread_count_is_that_of_the_environment_or_the_cores(
     stated: str | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -49,7 +49,7 @@ def test_a_process_has_at_least_one_core_and_no_more_than_its_own(monkeypatch: p
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
-def test_the_command_line_sets_it_before_torch_is_there_and_leaves_what_is_set(
+def test_the_command_line_sets_threads_before_torch_loads_unless_already_set(
     given: dict[str, str], expected: str
 ) -> None:
     code = "import os, sys; from upshot.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
@@ -59,7 +59,7 @@ def test_the_command_line_sets_it_before_torch_is_there_and_leaves_what_is_set(
     assert done.stdout.split()[-1] == expected
 
 
-def test_once_torch_is_there_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_torch_is_loaded_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", sys)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     threads.settle_threads()

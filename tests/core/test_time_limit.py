@@ -1,4 +1,4 @@
-"""User code that never returns: its score is missing with the reason, and the run goes on."""
+"""User code that never returns: its score is missing with the reason, and the run continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TALK = Conversation(Row("r", (Message("user", "hello"), Message("assistant", "pl
 
 
 class By(Metric):
-    """A metric made of a coroutine function."""
+    """A metric made from a coroutine function."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
@@ -88,7 +88,7 @@ def test_siblings_keep_their_scores() -> None:
     assert scores["good"].value == 1.0
 
 
-def test_a_timeout_of_the_users_own_keeps_its_name() -> None:
+def test_a_timeout_raised_by_user_code_is_not_mistaken_for_the_limit() -> None:
     async def gives_up() -> float:
         async with asyncio.timeout(0.01):
             return await forever()
@@ -96,7 +96,7 @@ def test_a_timeout_of_the_users_own_keeps_its_name() -> None:
     assert scored(By(gives_up), 3600).why.startswith("mine: TimeoutError (test_time_limit.py, line ")
 
 
-def test_what_the_user_code_raises_and_returns_passes_through() -> None:
+def test_results_and_exceptions_of_user_code_pass_through() -> None:
     async def breaks() -> float:
         await asyncio.sleep(0)
         raise KeyError("x")
@@ -106,7 +106,7 @@ def test_what_the_user_code_raises_and_returns_passes_through() -> None:
     assert scored(By(lambda: asyncio.sleep(0, 0.5))).value == 0.5
 
 
-def test_user_code_that_calls_exit_ends_its_own_call_only() -> None:
+def test_user_code_that_calls_exit_ends_only_its_own_call() -> None:
     class Plain(By):
         def score(self, conversation: Conversation) -> Score:  # type: ignore[override]
             sys.exit(3)
@@ -130,7 +130,7 @@ def test_a_plain_function_works_and_has_the_limit_too() -> None:
     assert scored(Plain(lambda: time.sleep(3600))).reason == "timeout"
 
 
-def test_an_environment_that_never_answers_ends_its_own_episode() -> None:
+def test_an_environment_that_never_answers_costs_only_its_own_episode() -> None:
     class Silent(Participant):
         async def observe(self, conversation: Conversation) -> Observation:
             await forever()
@@ -148,7 +148,7 @@ def test_an_environment_that_never_answers_ends_its_own_episode() -> None:
         asyncio.run(play())
 
 
-def test_a_verifier_of_the_users_own_is_limited() -> None:
+def test_a_users_own_verifier_has_the_limit() -> None:
     class Loops(Verifier):
         def score(self, response: str, reference: Any, extra: Any) -> Score:
             while True:
@@ -164,7 +164,7 @@ def test_a_verifier_of_the_users_own_is_limited() -> None:
 
 
 class Slow(GuardedModel):
-    """A helper model that takes its time."""
+    """A helper model that takes some time."""
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         await asyncio.sleep(2 * LIMIT_S)
@@ -186,12 +186,12 @@ def test_waiting_for_a_helper_model_is_not_counted() -> None:
     assert scored(By(asks_and_hangs)).reason == "timeout"
 
 
-def test_time_in_which_the_whole_program_stood_still_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_while_the_whole_program_was_suspended_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_limit, "LATE_S", 0.1)
 
     async def play() -> float:
         call_seconds.set(0.3)
-        asyncio.get_running_loop().call_later(0.05, time.sleep, 0.6)  # somebody else's breakpoint
+        asyncio.get_running_loop().call_later(0.05, time.sleep, 0.6)  # a breakpoint of other code
         work = By(lambda: asyncio.sleep(0.2))
         return (await score_conversation({"m": work}, TALK))["m"].value or 0.0
 
@@ -201,7 +201,7 @@ def test_time_in_which_the_whole_program_stood_still_is_not_counted(monkeypatch:
 def test_a_person_at_a_breakpoint_may_take_as_long_as_they_like() -> None:
     def stops() -> float:
         before = sys.gettrace()
-        sys.settrace(lambda *_: None)  # as pdb does
+        sys.settrace(lambda *_: None)  # like pdb
         try:
             time.sleep(0.3)
         finally:
@@ -219,7 +219,7 @@ def object_of_the_user() -> object:
     return type("Mine", (), {"__module__": "my_pkg"})()
 
 
-def test_somebody_elses_alarm_goes_on() -> None:
+def test_an_alarm_set_by_other_code_still_fires() -> None:
     rung: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     saved = signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -241,12 +241,12 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("work", [forever, computes, computes_after_a_wait])
-def test_outside_the_main_thread_the_limit_holds_too(work: Callable[[], Any]) -> None:
+def test_the_limit_holds_outside_the_main_thread(work: Callable[[], Any]) -> None:
     assert in_a_thread(lambda: scored(By(work))).reason == "timeout"
 
 
-def test_outside_the_main_thread_no_alarm_rings_after_its_call() -> None:
-    """Calls that end just when their time is up: some are late, none is interrupted afterwards."""
+def test_outside_the_main_thread_no_alarm_fires_after_its_call() -> None:
+    """Calls that end just when their time is up: some are late, and none is interrupted afterwards."""
 
     def race() -> int:
         late = 0
@@ -258,13 +258,13 @@ def test_outside_the_main_thread_no_alarm_rings_after_its_call() -> None:
                         pass
             except TimeUp:
                 late += 1
-            sum(range(2000))  # an alarm on its way would ring here and end the thread
+            sum(range(2000))  # a late alarm would fire here and end the thread
         return late
 
     assert 0 <= in_a_thread(race) <= 200
 
 
-def test_outside_the_main_thread_an_outer_alarm_goes_on() -> None:
+def test_outside_the_main_thread_an_outer_alarm_still_fires() -> None:
     def nested() -> str:
         try:
             with alarm(0.2):
@@ -278,7 +278,7 @@ def test_outside_the_main_thread_an_outer_alarm_goes_on() -> None:
     assert in_a_thread(nested) == "rang"
 
 
-def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
+def test_outside_the_main_thread_code_that_cannot_be_interrupted_is_reported(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("upshot.core.time_limit.AGAIN_S", 0.05)
@@ -302,7 +302,7 @@ def test_what_cannot_be_interrupted_outside_the_main_thread_is_said(
     assert "exceeds its time limit and cannot be interrupted" in caplog.text
 
 
-def test_cancelling_the_caller_is_no_timeout() -> None:
+def test_cancelling_the_caller_is_not_a_timeout() -> None:
     async def play() -> None:
         task = asyncio.create_task(limit_call(object_of_the_user(), forever))
         await asyncio.sleep(0.01)
@@ -313,7 +313,7 @@ def test_cancelling_the_caller_is_no_timeout() -> None:
         asyncio.run(play())
 
 
-def test_what_is_ours_has_no_clock() -> None:
+def test_built_in_code_has_no_time_limit() -> None:
     @pause_clock
     async def work() -> bool:
         return time_limit._clock.get() is None
@@ -325,7 +325,7 @@ def test_what_is_ours_has_no_clock() -> None:
 
 
 def test_after_an_alarm_in_a_thread_a_debugger_still_steps() -> None:
-    """In a process of its own: where it fails, the traced call never returns."""
+    """In a separate process: on failure, the traced call never returns."""
     program = """
 import sys, threading, time
 from upshot.core.time_limit import TimeUp, alarm

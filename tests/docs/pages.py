@@ -1,4 +1,4 @@
-"""The pages of the documentation, as the tests here read them."""
+"""Helpers of the tests in this folder that read the documentation pages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 SITE_PAGES = sorted(DOCS.rglob("*.md"))
-"""What the site is made of."""
+"""The pages of the site."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE_PAGES]
-"""What is read by people."""
+"""All pages for readers: README, CONTRIBUTING and those of the site."""
 
 
 def prose(page: Path) -> str:

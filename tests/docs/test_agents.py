@@ -1,4 +1,4 @@
-"""docs/agents.md and docs/environments.md: their whole files are the examples', which other tests run."""
+"""docs/agents.md and docs/environments.md: the files they print are the files in examples/, which other tests run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_whole_file_and_its_recipe_are_the_examples(page: str, name: str) ->
 
 
 @pytest.mark.parametrize("page", ["agents", "environments"])
-def test_every_piece_of_a_recipe_on_the_page_is_one(page: str) -> None:
+def test_every_yaml_block_on_the_page_is_a_valid_part_of_a_recipe(page: str) -> None:
     pieces = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert len(pieces) > 2
     for piece in pieces:

@@ -1,6 +1,6 @@
-"""Every Python and YAML block of the pages runs: here, in a test that is named here, or it is listed with a reason.
+"""Every Python and YAML block of the pages runs here or in a test that is named here, or it is listed with a reason.
 
-Python blocks of a page share one namespace, as if pasted one after the other into one session.
+The Python blocks of a page share one namespace, as if pasted into one session in order.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ELSEWHERE = {
     ("run-folder.md", ""): f"{PASTED}::test_the_python_of_tour_run_folder_and_sweep_runs",
     ("tour.md", ""): f"{PASTED}::test_the_python_of_tour_run_folder_and_sweep_runs",
     ("sft.md", ""): f"{PASTED}::test_the_plain_recipes_train_on_a_jsonl",
-    ("own-data.md", ""): f"{PASTED}::test_recipes_for_ones_own_files_train",
-    ("from-trl.md", "# Upshot"): f"{PASTED}::test_recipes_for_ones_own_files_train",
-    ("from-trl.md", "upshot.train("): f"{PASTED}::test_recipes_for_ones_own_files_train",
+    ("own-data.md", ""): f"{PASTED}::test_recipes_for_the_users_own_files_train",
+    ("from-trl.md", "# Upshot"): f"{PASTED}::test_recipes_for_the_users_own_files_train",
+    ("from-trl.md", "upshot.train("): f"{PASTED}::test_recipes_for_the_users_own_files_train",
     (
         "own-task.md",
         "# kiosk.py",
@@ -46,12 +46,12 @@ ELSEWHERE = {
         for name in ("tutorials/task", "tutorials/collabllm", "tutorials/classmates")
     },
 }
-"""(page, what the block holds) → the test that runs it."""
+"""(page, text in the block) → the test that runs it."""
 NOT_OURS = {("from-trl.md", "GRPOTrainer("): "TRL's code, shown beside ours; it needs TRL's own data and model"}
-"""Blocks that no test runs, and why."""
+"""Blocks that no test runs, and the reason."""
 OWN_MODULES = ("my_package.module", "agent", "stock", "reverse", "kiosk", "rewards", "porter")
 BESIDE_IT = (*(f"'{name}:" for name in OWN_MODULES), "servers.yaml")
-"""What a YAML block may name that stands in a file of the reader's."""
+"""Names in YAML blocks that refer to a file of the reader's own."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Block:
     code: str
 
     def is_among(self, places: Any) -> tuple[str, str] | None:
-        """The (page, text) that names it."""
+        """The (page, text) entry that names this block."""
         path = self.page.relative_to(ROOT).as_posix()
         return next(
             (key for key in places if path.endswith(f"/{key[0]}"[path == key[0] :]) and key[1] in self.code), None
@@ -79,7 +79,7 @@ YAML = [block for block in BLOCKS if block.language == "yaml"]
 
 
 def run_all(page: str, space: dict[str, Any], edits: dict[str, str], keep: str = "") -> dict[str, Any]:
-    """Run the Python blocks of a page in one namespace, `await` included; every edit must find its place."""
+    """Run the Python blocks of a page in one namespace, `await` included; every edit must match somewhere."""
     code = "\n".join(block.code for block in PYTHON if block.page == DOCS / page and keep in block.code)
     for old, new in edits.items():
         assert old in code, f"{page} no longer has {old!r}"
@@ -178,7 +178,7 @@ def test_every_python_block_is_run_by_a_test_or_listed_with_a_reason() -> None:
     assert len(NOT_OURS) <= 3
 
 
-def test_the_tests_that_are_said_to_run_blocks_exist() -> None:
+def test_the_tests_named_as_running_blocks_exist() -> None:
     for test in ELSEWHERE.values():
         file, _, name = test.partition("::")
         assert f"def {name}" in (ROOT / file).read_text(), test
@@ -190,7 +190,7 @@ def test_every_yaml_block_is_a_recipe_with_keys_names_and_options_that_exist(blo
 
 
 def check_yaml(code: str, place: Path) -> None:
-    """Resolve a recipe or a piece of one and check its names, as a dry run does before it loads anything."""
+    """Resolve a recipe or a part of one and check its names, as a dry run does before it loads anything."""
     from upshot.rollout.check_names import check_names
     from upshot.serving.servers.file import ServersConfig
 

@@ -1,7 +1,7 @@
-"""The documents tell the truth: every command in them is run by a test, or marked as needing a GPU, a key or the hub.
+"""Every command in the documents is run by a test, or marked as needing a GPU, a key or the hub.
 
-A mark is `(GPU)`, `(key)`, `(hub)` or several of them in the command's comment, or `<!-- commands: GPU -->` on a line
-of its own, which holds for the rest of the page.
+A mark is `(GPU)`, `(key)`, `(hub)` or several of them in the command's comment, or `<!-- commands: GPU -->` on its own
+line, which applies to the rest of the page.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ RUN_HERE: dict[str, tuple[str, ...]] = {
     "upshot data prepare --dataset tests/offline/data/samples/multiturn-math-hard.jsonl --for dpo --out data/": (),
     "upshot data prepare --for rl --task gsm8k --dataset gsm8k/train.jsonl --out data/gsm8k": (),
 }
-"""Commands that this test runs, with what makes them quick."""
+"""Commands that this test runs, with the overrides that make them fast."""
 SAME_AS = {"make demo": "upshot demo"}
 
 RESUMES = "tests/config/test_own_code.py::test_code_beside_the_recipe_is_found_and_found_again_by_resume"
-SANDBOX = "tests/sandbox/test_server.py::test_the_three_examples_of_the_classmate_readme"
+SANDBOX = "tests/sandbox/test_server.py::test_the_three_examples_of_the_classmate_readme_work"
 TABLE = "tests/offline/test_table.py::test_the_paper_table_has_task_metric_k_tokens_and_interactivity"
 VERL = "tests/verl/test_config.py::test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart"
 REAL = "tests/verl/real"
@@ -83,20 +83,20 @@ LOOPS = "tests/test_examples.py::test_the_whole_loop_runs_inline"
 CLASSMATES = "tests/test_examples.py::test_the_classmate_and_its_twin_run"
 VIEW = "tests/run/report/test_server.py::test_the_verb_serves_until_it_is_stopped"
 COMPARE = "tests/run/report/test_browser.py::test_runs_are_compared_by_results_keys_bands_and_the_same_goal"
-RUNS = "tests/cli/test_runs.py::test_a_run_is_removed_or_moved_and_nothing_else_is"
+RUNS = "tests/cli/test_runs.py::test_only_runs_are_removed_or_moved"
 MINI = "tests/offline/test_classmates.py::test_one_step_with_a_classmate_credits_the_thought_with_both_parts"
-USER = "tests/offline/test_user.py::test_who_speaks_like_them_cannot_be_told_apart_and_an_assistant_in_disguise_can"
-BASELINES = "tests/offline/test_monitor.py::test_baselines_say_what_the_thought_adds_with_intervals"
-MONITOR = "tests/offline/test_monitor.py::test_a_run_is_told_by_step_and_task"
-BUILD = "tests/offline/data/test_build.py::test_rows_have_the_published_columns_and_conversations_the_published_shape"
+USER = "tests/offline/test_user.py::test_a_lifelike_user_is_indistinguishable_and_an_assistant_in_disguise_is_not"
+BASELINES = "tests/offline/test_monitor.py::test_baselines_show_what_the_thought_adds_with_intervals"
+MONITOR = "tests/offline/test_monitor.py::test_the_numbers_of_a_run_are_grouped_by_step_and_task"
+BUILD = "tests/offline/data/test_build.py::test_rows_and_conversations_have_the_published_format"
 IMPORT = "tests/offline/migrate/test_import.py::test_the_files_that_a_script_names_are_read_beside_it"
 REPLAY = "tests/offline/test_replay.py::test_a_changed_reward_is_shown_beside_the_old_one"
-EXPORT = "tests/run/test_export.py::test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run"
-IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classmates_is_taken_as_it_is"
+EXPORT = "tests/run/test_export.py::test_an_export_loads_anywhere_in_its_own_type_without_files_of_the_run"
+IMPORT_CLASSMATES = "tests/offline/migrate/test_import.py::test_a_map_of_classmates_is_used_unchanged"
 IMPORT_BUILD = "tests/offline/migrate/test_import.py::test_a_script_that_builds_data_becomes_the_line_that_builds_it"
 PLAY = "tests/offline/play/test_rollout_verb.py"
-TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_take_a_file_of_ones_own"
-PASTED = "tests/docs/test_pasted.py::test_recipes_for_ones_own_files_train"
+TRIAL = "tests/run/test_trial.py::test_the_plain_recipes_accept_a_users_own_file"
+PASTED = "tests/docs/test_pasted.py::test_recipes_for_the_users_own_files_train"
 PLAIN = "tests/docs/test_pasted.py::test_the_plain_recipes_train_on_a_jsonl"
 LOGS = "tests/docs/test_logs.py::test_every_command_of_the_tutorial_runs_in_its_order"
 ELSEWHERE = {
@@ -114,8 +114,8 @@ ELSEWHERE = {
     "upshot reproduce": "tests/offline/test_reproduce.py::test_every_other_table_runs_from_its_first_stage_to_its_last",
     "upshot rollout quickstart": f"{PLAY}::test_a_rollout_prints_trees_with_rewards_and_trains_nothing",
     "upshot chat runs/…": "tests/offline/play/test_chat.py::test_a_chat_in_a_terminal",
-    "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with",
-    "upshot sweep quickstart": f"{PLAY}::test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval",
+    "upshot eval examples/task.yaml": f"{PLAY}::test_any_task_has_a_held_out_table_with_intervals_that_resumes",
+    "upshot sweep quickstart": f"{PLAY}::test_a_sweep_trains_every_combination_once_and_reports_mean_and_interval",
     "upshot recipe diff": f"{PLAY}::test_recipes_are_compared_by_the_keys_that_differ",
     "upshot train sft train.data=talks.jsonl --dry-run": TRIAL,
     "upshot train grpo task.file=qa.jsonl --dry-run": TRIAL,
@@ -137,7 +137,7 @@ ELSEWHERE = {
     "upshot train --engine verl --resume": f"{REAL}/test_quickstart.py::test_a_resumed_run_goes_on_with_the_next_rows",
     "source .venv/bin/activate": "Makefile::setup",
     "git clone … && cd upshot": "Makefile::setup",
-    "upshot demo seed=0": "tests/docs/test_commands.py::test_commands_of_the_pages_run",  # as `make demo`
+    "upshot demo seed=0": "tests/docs/test_commands.py::test_commands_of_the_pages_run",  # like `make demo`
     "upshot demo classmates": "tests/offline/test_classmates.py::test_the_demo_prints_a_row_for_each_model",
     "upshot train classmate-mini": MINI,
     "upshot train recipes/gsm8k-multiturn.yaml": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
@@ -149,7 +149,7 @@ ELSEWHERE = {
     "upshot eval monitor replies.jsonl --judge SPEC --baselines": BASELINES,
     "upshot eval user chats.jsonl": USER,
     "upshot train porter.yaml": "tests/docs/test_users.py::test_the_whole_file_trains_as_pasted",
-    "upshot eval monitor replies.jsonl": "tests/offline/test_monitor.py::test_a_file_with_scores",
+    "upshot eval monitor replies.jsonl": "tests/offline/test_monitor.py::test_a_file_with_scores_is_monitored",
     "upshot data prepare --dataset SOURCE": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot data prepare --dataset …": "tests/docs/test_commands.py::test_commands_of_the_pages_run",
     "upshot data build --task math-hard --policy SPEC": BUILD,
@@ -167,15 +167,15 @@ ELSEWHERE = {
     "curl -s localhost:8001": SANDBOX,
     "upshot pool plan": "tests/serving/swap/test_run.py::test_pool_plan_prints_every_model_with_its_place_or_refuses",
     "upshot serve servers.yaml": "tests/serving/servers/test_watch.py::test_the_map_names_the_servers_as_classmates",
-    "upshot serve status": "tests/serving/servers/test_watch.py::test_status_and_stop_tell_and_stop",
-    "upshot serve stop": "tests/serving/servers/test_watch.py::test_status_and_stop_tell_and_stop",
+    "upshot serve status": "tests/serving/servers/test_watch.py::test_status_shows_the_servers_and_stop_ends_them",
+    "upshot serve stop": "tests/serving/servers/test_watch.py::test_status_shows_the_servers_and_stop_ends_them",
     "upshot serve": "tests/serving/openai/test_server.py::test_openai_client_chats_with_n_seed_and_logprobs",
     "python -m pytest test_kiosk.py": "tests/cli/test_new.py::test_what_is_written_passes_its_own_tests",
     "python examples/collabllm_loop.py": LOOPS,
     "python examples/task_loop.py": LOOPS,
     "python examples/classmates_loop.py": LOOPS,
 }
-"""What commands begin with that other tests run: a test function, or a target of the Makefile (CI runs `make test`)."""
+"""Prefixes of commands that other tests run: a test function, or a Makefile target (CI runs `make test`)."""
 
 
 @dataclass(frozen=True)
@@ -258,11 +258,11 @@ CANNOT_BE_PLANNED = {
     **({} if find_spec("reasoning_gym") else {"upshot train reasoning-gym": "needs the library"}),
     **({} if find_spec("verl") else {"--engine verl": "--engine verl needs verl"}),
 }
-"""Part of a command for a GPU, and what its dry run says is missing here: rows from a hub, or a library."""
+"""A part of a command for a GPU, and what its dry run reports as missing here: rows from a hub, or a library."""
 
 
 def with_stand_ins(command: str, model: Path) -> list[str]:
-    """A command with few rows, and with models that are here (a tiny one, helpers that repeat) for its own."""
+    """A command with few rows and with local stand-ins (a tiny model, helpers that repeat) for its models."""
     words = [
         HELPER.sub(r"\1=scripted:echo", word).replace("…/vllm", sys.executable) for word in shlex.split(command)[1:]
     ]
@@ -274,7 +274,7 @@ def with_stand_ins(command: str, model: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in Hugging Face's format, as small as it may be."""
+    """The smallest possible model in Hugging Face's format."""
     from upshot.config.recipe import TinyConfig
     from upshot.models.tiny import tiny_model, tiny_tokenizer
 
@@ -299,14 +299,14 @@ def test_a_training_for_a_gpu_can_be_planned_without_it(
         assert status == 2 and reason in shown.err
 
 
-def test_nothing_is_listed_that_no_page_says() -> None:
+def test_every_listed_command_is_on_a_page() -> None:
     said = [command.text for command in FOUND]
     assert set(RUN_HERE) - set(said) == set()
     assert [start for start in ELSEWHERE if not any(text.startswith(start) for text in said)] == []
 
 
 @pytest.mark.parametrize("where", sorted(set(ELSEWHERE.values())))
-def test_the_tests_that_run_the_others_exist(where: str) -> None:
+def test_the_tests_that_run_the_other_commands_exist(where: str) -> None:
     file, _, name = where.partition("::")
     text = (ROOT / file).read_text()
     if file == "Makefile":
@@ -318,7 +318,7 @@ def test_the_tests_that_run_the_others_exist(where: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder with the files that the pages speak of."""
+    """A user's folder with the files that the pages mention."""
     (tmp_path / "answers.jsonl").write_text('{"response": "#### 4", "ground_truth": "4"}\n')
     said = '{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes?"}'
     (tmp_path / "chats.jsonl").write_text("".join(f'{{"messages": [{said % n}]}}\n' for n in range(12)))
@@ -351,7 +351,7 @@ def readme_code() -> str:
 
 
 def readme_metric() -> str:
-    """Its metric alone."""
+    """Only its metric."""
     return readme_code().partition("run = ")[0]
 
 

@@ -1,4 +1,4 @@
-"""The list of features names nothing that is not there: files, tests, commands with their flags, recipe keys."""
+"""The list of features names only what exists: files, tests, commands with their flags, recipe keys."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ROWS = [
 FOLDERS = ("tests/", "upshot/", "recipes/", "docs/")
 THEIRS = re.compile(r"`[^`]*`")
 SAID = ("scale: paper", "breakpoint()")
-"""What is neither a file nor a command nor a key: a setting inside an option, a call of Python."""
+"""Neither a file nor a command nor a key: a setting inside an option, or a call in Python."""
 
 
 def named(row: list[str]) -> list[str]:
-    """What a row names of ours; the first cell is the original's."""
+    """Our names in a row; the first cell holds the original's."""
     return [text for cell in row[1:] for text in re.findall(r"`([^`]+)`", cell)]
 
 
@@ -58,7 +58,7 @@ def flags_of(verb: str) -> set[str]:
 
 
 def is_key(key: str) -> bool:
-    """Whether a dotted key, or an option of something that is named in a recipe, exists."""
+    """Whether a dotted key, or an option of something that a recipe can name, exists."""
     parts = [part for part in key.split(".") if part not in ("N", "NAME")]
     if parts[0] == "models":
         return len(parts) == 1 or parts[1] in ModelSpec.model_fields
@@ -73,7 +73,7 @@ def is_key(key: str) -> bool:
 
 
 @pytest.mark.parametrize("text", NAMED)
-def test_everything_named_is_there(text: str) -> None:
+def test_everything_named_exists(text: str) -> None:
     if text.startswith(FOLDERS):
         file, _, test = text.partition("::")
         assert (ROOT / file).exists()
@@ -89,7 +89,7 @@ def test_everything_named_is_there(text: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
-def test_a_row_says_how_it_stands_and_what_shows_it(row: list[str]) -> None:
+def test_every_row_has_a_status_and_evidence(row: list[str]) -> None:
     assert len(row) == 3
     state = re.match(r"\*\*(works|differs|needs)\*\*: (.+)", row[2])
     assert state is not None

@@ -1,4 +1,4 @@
-"""Pages that list what the code has: alarms and reasons have their way out, extras their line, files are there."""
+"""Pages that list what the code has: alarms and missing reasons have advice, extras have a line, listed files exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TROUBLE = (DOCS / "troubleshooting.md").read_text()
 
 
 def first_column(text: str) -> set[str]:
-    """What stands in backticks in the first column of a page's tables."""
+    """What is in backticks in the first column of a page's tables."""
     rows = re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE)
     return {word for row in rows for word in re.findall(r"`([^`]+)`", row)}
 
@@ -32,7 +32,7 @@ def test_every_extra_has_a_line_on_the_start_page() -> None:
     assert extras - first_column((DOCS / "index.md").read_text()) == set()
 
 
-def test_every_room_and_file_of_the_file_tree_is_there() -> None:
+def test_every_room_and_file_of_the_file_tree_exists() -> None:
     text = (DOCS / "design.md").read_text()
     tree = text[text.index("## The file tree") : text.index("## How a step runs")]
     rooms = re.split(r"^ {6}(\w+)/ ", tree, flags=re.MULTILINE)[1:]

@@ -1,4 +1,4 @@
-"""The tutorial on logs runs as pasted, from its first command to its last; made small."""
+"""The tutorial on logs runs as pasted, from its first command to its last, with smaller settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEWER = {
     "upshot train kto": ("train.steps=1", "train.prompts_per_step=2", "--quiet"),
     "upshot eval": ("--goals", "2", "--quiet"),
 }
-"""What makes each command quick."""
+"""The options that make each command fast."""
 
 
 def test_every_command_of_the_tutorial_runs_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

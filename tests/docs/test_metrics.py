@@ -1,4 +1,4 @@
-"""docs/metrics.md has every key that runs log, and none that nothing logs."""
+"""docs/metrics.md has every key that runs log, and no key that is never logged."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ RUNS: dict[str, tuple[str, ...]] = {
     "gsm8k-multiturn": ("task.limit=16", "eval.samples=2", "eval.temperature=1", *SHORT, *HELD_OUT),
     "classmate-mini": ("task.limit=16", "models.peer=policy@start", *SHORT, *HELD_OUT),
 }
-"""Settings that log different things, with what makes them quick."""
+"""Settings that log different keys, with overrides that make them fast."""
 
 
 def explained(key: str, pages: list[str] = KEYS) -> bool:
-    """Whether the page has a key; one of an evaluation is also explained by the key it is of."""
+    """Whether the page has a key; an evaluation's key may also be explained by the training key."""
     patterns = [re.escape(entry) for entry in pages]
     whole = re.compile("|".join(PLACE.sub(".+", pattern) for pattern in patterns))
     return any(whole.fullmatch(name) for name in {key, key.removeprefix("eval/")})
 
 
-def test_a_key_that_the_page_lacks_would_be_found() -> None:
+def test_a_key_missing_from_the_page_would_be_found() -> None:
     assert explained("eval/reward/mean") and explained("by/opening=ambiguous/pass@1")
     assert not explained("reward/median") and not explained("reward/mean", ["reward/missing"])
 
@@ -58,9 +58,9 @@ def test_every_key_that_a_run_logs_is_explained(recipe: str, tmp_path: Path) -> 
 
 
 def keys_in_code() -> Iterator[tuple[str, str]]:
-    """Strings of the code that read like keys, each with its file; what is put into them later is CAPITALS.
+    """Strings in the code that look like keys, each with its file; inserted parts are in CAPITALS.
 
-    A key whose last word is put in later says nothing here; what a run logs under it is seen above.
+    A key whose last part is inserted is skipped here; the runs above cover what is logged under it.
     """
     reads_like_one = re.compile(rf"({'|'.join(FAMILIES.split())})/([\w@=]+/)*[a-z_@\d]+")
     for room in ("training", "rollout", "run", "serving/swap"):
@@ -79,7 +79,7 @@ def test_every_key_in_the_code_is_explained() -> None:
     assert unexplained == {}, "say in docs/metrics.md what these keys mean"
 
 
-def test_nothing_is_explained_that_the_code_never_says() -> None:
+def test_every_explained_key_is_in_the_code() -> None:
     code = "".join(path.read_text() for path in sorted((ROOT / "upshot").rglob("*.py")))
     names = {key: [part for part in re.split(r"[/@=]", key) if not PLACE.search(part)] for key in KEYS}
     stale = sorted(key for key, parts in names.items() if any(p.removesuffix("_rate") not in code for p in parts))

@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, and their pages are made of them."""
+"""The notebooks run from their first cell to their last, and their pages are generated from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAIN = upshot.train
 
 
 def train_less(recipe: Any, **settings: Any) -> upshot.runs.RunFolder:
-    """`upshot.train` of a published recipe with smaller steps and a smaller new model."""
+    """`upshot.train` for the published recipe with smaller steps and a smaller model."""
     if not isinstance(recipe, str):
         return TRAIN(recipe, **settings)
     given = upshot.load(recipe, **settings)

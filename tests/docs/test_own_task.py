@@ -56,7 +56,7 @@ def test_the_newcomers_steps_lead_to_a_trained_model_and_its_page(
     assert [step.split()[0] for step in steps] == ["new", "train", "train", "view"]
     assert main([*steps[1].split()]) == 0
     assert main([*steps[2].split(), *SMALL, "run_dir=runs/kiosk-…"]) == 0
-    assert main([*steps[3].split(), "--out"]) == 0  # without it the page is served until Ctrl-C
+    assert main([*steps[3].split(), "--out"]) == 0  # otherwise the page is served until Ctrl-C
     assert (kiosk / "runs" / "kiosk-…" / "report.html").is_file()
     assert "kiosk:brief" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""What the tutorials and how-to pages print runs as pasted: files, recipes, commands, Python; made small."""
+"""What the tutorials and how-to pages print runs as pasted, with smaller settings: files, recipes, commands, Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from upshot.cli import main
 OWN, TRL = DOCS / "tutorials/own-data.md", DOCS / "tutorials/from-trl.md"
 SFT, DPO, GRPO = (DOCS / f"howto/{name}.md" for name in ("sft", "dpo", "grpo"))
 FILES = {OWN: ("questions", "goals"), SFT: ("talks",), DPO: ("pairs",), GRPO: ("qa",)}
-"""What the lines of a page's blocks are called."""
+"""Names for what the lines of a page's blocks contain."""
 FEW = ("train.steps=1", "train.prompts_per_step=2", "model.path=model", "run_dir=run", "--quiet")
 GROUP = ("train.group_size=2", "episode.max_tokens=4", "eval.every=0")
 SMALL = {
@@ -33,12 +33,12 @@ SMALL = {
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The code of a page."""
+    """The code blocks of a page."""
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def block(page: Path, holds: str, language: str = "python") -> str:
-    """The one block that holds something."""
+    """The one block that contains a text."""
     (found,) = [text for text in blocks(page, language) if holds in text]
     return found
 
@@ -51,7 +51,7 @@ def paste(code: str, **space: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A reader's folder with the files, recipes and metrics of the pages, and the model that one of them makes."""
+    """A reader's folder with the files, recipes and metrics of the pages, and the model that one of them trains."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for page, names in FILES.items():
@@ -69,7 +69,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("rewards", None)
 
 
-def test_recipes_for_ones_own_files_train(desk: Path) -> None:
+def test_recipes_for_the_users_own_files_train(desk: Path) -> None:
     assert main(["train", "questions.yaml", "--dry-run", "--quiet"]) == 0
     for recipe in ("questions", "goals", "polite"):
         assert main(["train", f"{recipe}.yaml", *FEW, *GROUP, f"run_dir={recipe}"]) == 0

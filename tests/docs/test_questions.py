@@ -1,4 +1,4 @@
-"""What a new user searches for is a heading of the page of questions, which the site's search ranks before text."""
+"""What a new user searches for is in a heading of the questions page; the site's search ranks headings above text."""
 
 from __future__ import annotations
 

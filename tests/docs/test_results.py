@@ -1,4 +1,4 @@
-"""docs/results.md and README say what the runs say; there is a line for every recipe; pictures are what draws them."""
+"""docs/results.md and README match the runs' data; every recipe has a line; pictures are current."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (DOCS / "results.md").read_text()
 README = (DOCS.parent / "README.md").read_text()
 
 
-def test_tables_and_pictures_are_made_of_the_runs() -> None:
+def test_tables_and_pictures_are_generated_from_the_runs() -> None:
     made = runpy.run_path(str(DOCS / "draw_results.py"))
     names = ("table", "other_worlds", "other_ways", "gsm8k_table", "classmates_table", "quickstart_table")
     tables = [made[name]() for name in (*names, "demo_seeds_table")]
@@ -56,7 +56,7 @@ def test_a_table_of_the_demo_outside_the_ranges_is_named_cell_by_cell() -> None:
     assert made["cells_outside"](worse, ranges) == [f"{model}, score, ambiguous: 0.500 is not in 0.94–0.98"]
 
 
-def test_a_run_with_a_new_seed_is_held_against_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_a_new_seed_is_compared_with_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = runpy.run_path(str(DOCS / "check_results.py"))
     recipe = load_recipe("withheld", ["seed=31", "train.steps=240", "eval.every=40", "train.advantage=dr-grpo"]).recipe
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
@@ -84,7 +84,7 @@ def test_a_run_with_a_new_seed_is_held_against_its_row(tmp_path: Path, capsys: p
     assert capsys.readouterr().out.startswith("drgrpo,tree,31,0,0.5000,0.8800,1.0000,1.0000,25.0000,0.4750,0.8550\n")
 
 
-def test_the_pictures_of_the_concepts_are_what_draws_them() -> None:
+def test_the_pictures_of_the_concepts_are_current() -> None:
     made = runpy.run_path(str(DOCS / "draw_concepts.py"))
     for name in ("loop", "tree", "sizes"):
         assert (DOCS / f"{name}.svg").read_text() == made[f"draw_{name}"](), "run: python docs/draw_concepts.py"

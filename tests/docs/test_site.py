@@ -1,7 +1,7 @@
-"""The site: every page is in its nav, every link leads somewhere, no page names a file that is gone; it builds.
+"""The site: every page is in the navigation, every link resolves, no page names a missing file; it builds.
 
-The links are checked without mkdocs, so that the ordinary tests find a dead one; where mkdocs is installed (the extra
-`docs`), the strict build is run as well.
+The links are checked without mkdocs, so that the ordinary tests find a dead one. Where mkdocs is installed (the extra
+`docs`), the strict build runs as well.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tests.docs.pages import DOCS, PAGES, ROOT, SITE_PAGES, anchors, prose, slug
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`((?:upshot|tests|benchmarks|examples|recipes|docs)/[\w./-]+)`")
 THEIRS = re.compile(r"^\| script \| `[^`]+`", re.MULTILINE)
-"""A script of an original in docs/migrate.md, where verl has a folder `examples`, too."""
+"""A script of an original in docs/migrate.md; verl, too, has a folder `examples`."""
 
 
 class Loader(yaml.SafeLoader):
-    """Reads mkdocs.yml without making the Python objects that it names."""
+    """Reads mkdocs.yml without constructing the Python objects that it names."""
 
 
 Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 
 
 def nav_pages(part: Any) -> Iterator[str]:
-    """The files that a part of the nav names."""
+    """The files in a part of the navigation."""
     if isinstance(part, str):
         yield part
         return
@@ -55,7 +55,7 @@ def test_every_page_is_in_the_nav_once_and_every_page_of_the_nav_exists() -> Non
     assert len(named) == len(set(named)), "a page stands in the nav of mkdocs.yml twice"
 
 
-def test_nothing_of_the_site_is_fetched_from_elsewhere() -> None:
+def test_the_site_loads_nothing_from_elsewhere() -> None:
     config = settings()
     assert config["theme"]["font"] is False and config["plugins"] == ["search"]
     named = [*config.get("extra_css", []), *config.get("extra_javascript", [])]
@@ -64,13 +64,13 @@ def test_nothing_of_the_site_is_fetched_from_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_resolves(page: Path) -> None:
     dead = [link for link in LINK.findall(prose(page)) if not leads_somewhere(page, link)]
     assert dead == [], f"{page.relative_to(ROOT)}: no such file or heading"
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
-    """Whether a link's file is there (for pages of the site inside docs/), and its heading too; nobody is asked."""
+    """Whether a link's file exists (for pages of the site inside docs/), and its heading too; nothing is fetched."""
     if link.startswith(("https://", "mailto:")):
         return True
     file, _, anchor = link.partition("#")
@@ -85,13 +85,13 @@ def test_headings_become_the_anchors_that_github_makes() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_file_of_the_project_that_a_page_names_is_there(page: Path) -> None:
+def test_every_project_file_that_a_page_names_exists(page: Path) -> None:
     ours = THEIRS.sub("", page.read_text())
     assert [name for name in NAMED.findall(ours) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs the extra: pip install -e '.[docs]'")
-def test_the_site_builds_strictly_and_asks_nobody(tmp_path: Path) -> None:
+def test_the_site_builds_strictly_and_offline(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -104,8 +104,8 @@ def test_the_site_builds_strictly_and_asks_nobody(tmp_path: Path) -> None:
     assert torn == [], "lists or tables there come out as plain text: the site indents by four spaces"
 
 
-def test_nothing_says_that_upshot_is_installed_by_its_name() -> None:
-    """On PyPI the name is somebody else's: what is installed is the repository."""
+def test_no_page_says_to_install_upshot_by_name_from_pypi() -> None:
+    """On PyPI the name belongs to another project, so users install from the repository."""
     said = re.compile(r"pip install (?:-\S+ )*['\"]?upshot\b")
     files = [*PAGES, *sorted((ROOT / "upshot").rglob("*.py"))]
     warned = "Do not `pip install upshot`"

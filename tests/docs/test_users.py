@@ -1,4 +1,4 @@
-"""docs/users.md: its whole file and recipe run as pasted, and it shows the recipe that it speaks of."""
+"""docs/users.md: its file and recipe run as pasted, and the recipe on the page is the shipped one."""
 
 from __future__ import annotations
 

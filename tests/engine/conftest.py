@@ -1,4 +1,4 @@
-"""Tiny models and a tokenizer made on the spot: no network, no files."""
+"""Tiny models and a tokenizer made in place: no network, no files."""
 
 from __future__ import annotations
 

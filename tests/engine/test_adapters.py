@@ -1,4 +1,4 @@
-"""Adapters are part of what the engine drives, wherever they sit and whatever they hold when it starts."""
+"""Adapters are part of what the engine runs, wherever they are attached and whatever they contain at the start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def adapted(model: LlamaForCausalLM, kind: str) -> Any:
 
 
 def update(model: Any) -> None:
-    """What an optimizer does: other values, in place."""
+    """What an optimizer does: change values in place."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.requires_grad:
@@ -59,7 +59,7 @@ def test_an_update_of_adapters_reaches_what_is_sampled(make_llama: Make, kind: s
 
 
 class WithoutEmbedding(BlockDriver):
-    """A driver that reads past the adapter of the embedding."""
+    """A driver that ignores the adapter of the embedding."""
 
     def logits(self, *args: Any) -> torch.Tensor:
         whole = self.core.embed_tokens
@@ -68,9 +68,7 @@ class WithoutEmbedding(BlockDriver):
 
 
 @pytest.mark.parametrize("kind", ["embedding", "whole modules"])
-def test_the_first_check_sees_an_adapter_that_is_left_out_though_it_does_nothing_yet(
-    make_llama: Make, kind: str
-) -> None:
+def test_the_first_check_finds_an_ignored_adapter_even_if_it_has_no_effect_yet(make_llama: Make, kind: str) -> None:
     model = adapted(make_llama(), kind)
     assert disagreement(model, BlockDriver(model, shape_of(model))) is None
     assert "logits differ" in str(disagreement(model, WithoutEmbedding(model, shape_of(model))))
@@ -86,7 +84,7 @@ def test_the_first_check_leaves_adapters_as_they_were(make_llama: Make) -> None:
     assert all(torch.equal(w, values) and w._version == version for w, values, version in before)
 
 
-def test_a_wrapped_norm_leaves_the_slower_driver(make_llama: Make) -> None:
+def test_with_a_wrapped_norm_the_slower_driver_is_used(make_llama: Make) -> None:
     engine = Engine(adapted(make_llama(), "norms"))
     assert type(engine.runner.driver).__name__ == "ModuleDriver"
     assert type(Engine(adapted(make_llama(), "head")).runner.driver).__name__ == "BlockDriver"
@@ -98,7 +96,7 @@ def test_adapters_that_add_ids_to_the_prompt_are_refused_by_name(make_llama: Mak
         Engine(peft.get_peft_model(make_llama(), config))
 
 
-def test_lora_adapters_are_part_of_what_is_driven(make_llama: Make) -> None:
+def test_lora_adapters_are_part_of_what_the_engine_runs(make_llama: Make) -> None:
     torch.manual_seed(0)
     lora = peft.LoraConfig(
         r=4, lora_alpha=16, lora_dropout=0.3, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False

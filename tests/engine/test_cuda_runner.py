@@ -1,7 +1,7 @@
-"""The GPU's runner from end to end: in Triton's interpreter, or on the GPU where there is one.
+"""The GPU's runner end to end: in Triton's interpreter, or on the GPU if there is one.
 
-`check=False` where a test is about steps and compares what they sample with the model itself: the engine's own check
-of the driver would do the same before, and takes longer than the test.
+Tests that are about steps and compare the samples with the model itself pass `check=False`: the engine's own check of
+the driver would repeat that comparison and takes longer than the test.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_forked_greedy_ids_and_logprobs_match_transformers(make_llama: Make) -> 
         model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=8, kv_bytes=1 << 20)
     )
     assert type(engine.runner.driver).__name__ == "FusedDriver"
-    prompt = [3 + (7 * i) % 60 for i in range(18)]  # more than a block of keys; forks part within a page
+    prompt = [3 + (7 * i) % 60 for i in range(18)]  # more than a block of keys; forks diverge within a page
     seqs = engine.submit(prompt, Rules(max_tokens=4, temperature=0), n=3)
     seqs += engine.submit([9, 8, 7], Rules(max_tokens=3, seed=4))
     seqs += engine.submit([9, 8, 7], Rules(max_tokens=4, seed=4, top_k=3, top_logprobs=2))
@@ -120,7 +120,9 @@ def test_a_fork_of_a_running_sequence_continues_from_its_last_id_and_leaves_it_a
     assert (seq.ids, fork.ids) == (expected, expected)
 
 
-def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_begins_while_requests_are_still_being_submitted(
+    make_llama: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = small(make_llama)
     prompts = [[3 + (i * j) % 60 for j in range(1, 6)] for i in range(1, 5)]
     results = []
@@ -139,16 +141,16 @@ def test_work_begins_while_requests_are_still_submitted(make_llama: Make, monkey
             began.append(engine.steps - before)
 
         seqs[1].on_done = more
-        # A device may be done with the first step before the last request comes, and begin another.
+        # A device may finish the first step before the last request arrives, and begin another.
         assert (engine.steps > 0) == (first_chunk == 12)
         engine.run_until_done()
         results.append([s.ids for s in seqs])
         assert engine.pool.held == 0 and len(seqs) == 5
-        assert began == [0]  # no step in the middle of taking results
+        assert began == [0]  # no step while results are being taken
     assert results[0] == results[1] and results[0][0] == greedy(model, prompts[0], 2)
 
 
-def test_a_step_that_fails_while_requests_are_submitted_fails_all_that_wait(
+def test_a_step_that_fails_during_submission_fails_all_waiting_requests(
     make_llama: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", 8)
@@ -169,7 +171,7 @@ def test_a_step_that_fails_while_requests_are_submitted_fails_all_that_wait(
     assert seq.ids == greedy(model, [5, 6, 7], 3)
 
 
-def test_of_a_long_prompt_only_the_first_chunk_is_small(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_chunk_of_a_long_prompt_is_small(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.engine.engine.FIRST_CHUNK", 8)
     model = small(make_llama)
     settings = EngineSettings(page_size=4, kernels=True, check=False, max_running=4, kv_bytes=1 << 20, chunk_tokens=16)
@@ -181,7 +183,7 @@ def test_of_a_long_prompt_only_the_first_chunk_is_small(make_llama: Make, monkey
     assert engine.steps == 4 + 1 and seq.ids == greedy(model, prompt, 2) and not engine.runner.flights
 
 
-def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_stay_the_models(make_llama: Make) -> None:
+def test_weights_changed_in_flight_are_recomputed_and_joined_parameters_remain_the_models(make_llama: Make) -> None:
     model = small(make_llama)
     engine = Engine(
         model,
@@ -285,7 +287,7 @@ def narrow_engine(model: torch.nn.Module) -> Engine:
 
 
 def assert_near(engine: Engine, model: torch.nn.Module) -> list[float]:
-    """Log-probabilities in 8 bits are off by rounding, and not by nothing.
+    """Log-probabilities in 8 bits differ by rounding, but they do differ.
 
     The interpreter loses the carry where rounding reaches the next power of two.
     """
@@ -296,7 +298,7 @@ def assert_near(engine: Engine, model: torch.nn.Module) -> list[float]:
     return seq.logprobs
 
 
-def test_in_8_bits_weights_are_quantized_again_where_they_lie(make_llama: Make) -> None:
+def test_in_8_bits_weights_are_quantized_again_in_place(make_llama: Make) -> None:
     model = smallest(make_llama)
     engine = narrow_engine(model)
     pointers = engine.runner._weight_pointers()
@@ -318,7 +320,9 @@ def test_keys_and_values_in_8_bits_are_half_as_large_and_nearly_the_same(make_ll
     own, theirs = engine.runner.cache.k, wide.runner.cache.k
     assert own.numel() == theirs.numel() and 2 * own.nbytes <= theirs.nbytes
     assert_near(engine, model)
-    forks = engine.submit([5, 6, 7, 8, 9, 10], Rules(max_tokens=4, seed=3), n=3)  # pages are copied where they part
+    forks = engine.submit(
+        [5, 6, 7, 8, 9, 10], Rules(max_tokens=4, seed=3), n=3
+    )  # pages are copied where the forks diverge
     engine.run_until_done()
     for seq in forks:
         gap = torch.tensor(seq.logprobs) - plain_logprobs(model, seq.ids, seq.prompt_len).float()
@@ -326,9 +330,7 @@ def test_keys_and_values_in_8_bits_are_half_as_large_and_nearly_the_same(make_ll
 
 
 @pytest.mark.parametrize("kv", ["model", "fp8"])
-def test_long_chunks_go_through_the_librarys_attention(
-    make_llama: Make, kv: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_chunks_use_the_librarys_attention(make_llama: Make, kv: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = smallest(make_llama)
     settings = EngineSettings(
         page_size=4, kernels=True, check=False, max_running=4, kv_bytes=1 << 20, kv=kv, chunk_tokens=16
@@ -354,7 +356,7 @@ def test_long_chunks_go_through_the_librarys_attention(
 
 
 @pytest.mark.parametrize("kind", [{}, {"use_dora": True}, {"r": 160}], ids=["lora", "dora", "of high rank"])
-def test_a_copy_in_8_bits_has_adapters_in_it(make_llama: Make, kind: dict[str, Any]) -> None:
+def test_a_copy_in_8_bits_includes_adapters(make_llama: Make, kind: dict[str, Any]) -> None:
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(target_modules=["k_proj", "v_proj"], **{"r": 4, **kind})
     attention = peft.get_peft_model(smallest(make_llama), lora).get_base_model().model.layers[0].self_attn
@@ -384,12 +386,12 @@ def test_a_frozen_model_in_8_bits_samples_from_its_only_weights(make_llama: Make
     assert_near(engine, model)
 
 
-def test_every_step_leaves_its_logits_in_one_place(make_llama: Make) -> None:
+def test_every_step_writes_its_logits_to_one_place(make_llama: Make) -> None:
     model = small(make_llama)
     settings = EngineSettings(page_size=4, kernels=True, check=False, max_running=5, kv_bytes=1 << 20)
     engine = Engine(model, eos_ids=set(), settings=settings)
     runner = engine.runner
-    runner.logits = runner._logits_of(5)  # as where steps are captured
+    runner.logits = runner._logits_of(5)  # as if steps were captured
     assert len(runner.logits) == 16
     with torch.inference_mode(), warnings.catch_warnings(action="error", category=UserWarning):
         places = {runner._decode_logits(rows, False)[0].data_ptr() for rows in (1, 2, 8)}
@@ -401,7 +403,7 @@ def test_every_step_leaves_its_logits_in_one_place(make_llama: Make) -> None:
         assert [top[0][0] for top in seq.tops] == seq.sampled
 
 
-def test_heads_whose_width_is_no_power_of_two_are_driven(make_llama: Make) -> None:
+def test_heads_whose_width_is_not_a_power_of_two_are_supported(make_llama: Make) -> None:
     model = small(make_llama, head_dim=24)
     engine = Engine(
         model, eos_ids=set(), settings=EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
@@ -413,10 +415,10 @@ def test_heads_whose_width_is_no_power_of_two_are_driven(make_llama: Make) -> No
 
 
 @pytest.mark.parametrize("weights", ["model", "fp8"])
-def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(
+def test_kernels_compiled_ahead_run_and_change_no_other_state(
     make_llama: Make, monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
-    if DEVICE.type == "cpu":  # the interpreter takes its time for many rows
+    if DEVICE.type == "cpu":  # the interpreter is slow for many rows
         monkeypatch.setattr("upshot.engine.cuda.warm.BUCKETS", [1, 2])
         monkeypatch.setattr(fp8, "MOST_TILED", 2)
         monkeypatch.setattr(fp8, "MOST_UNSCALED", 4)
@@ -431,10 +433,10 @@ def test_what_is_compiled_ahead_runs_and_changes_nothing_of_anybody(
     assert all(torch.equal(x, y) for x, y in zip(state, before, strict=True))
 
 
-def test_what_is_compiled_ahead_does_not_read_the_plan_of_a_step_that_runs_meanwhile(
+def test_compiling_ahead_does_not_read_the_plan_of_a_concurrent_step(
     make_llama: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan names the rows of its step. The kernel that is compiled has one row, and would write beyond its end."""
+    """A plan names the rows of its step. The compiled kernel has one row and would write past the plan's end."""
     settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
     engine = Engine(small(make_llama), eos_ids=set(), settings=settings)
     tasks = [task for some in _common(engine.runner, engine.runner.driver) for task in some]
@@ -451,7 +453,7 @@ def test_what_is_compiled_ahead_does_not_read_the_plan_of_a_step_that_runs_meanw
     assert not any(table.any() for plan in plans for table in (plan.narrow, plan.wide, plan.rows) if table is not None)
 
 
-def test_a_kernel_that_does_not_compile_for_a_shape_leaves_the_slower_driver(
+def test_if_a_kernel_does_not_compile_for_a_shape_the_slower_driver_is_used(
     make_llama: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object) -> torch.Tensor:
@@ -486,7 +488,7 @@ def test_given_ids_are_scored_beside_sampled_ones_as_by_a_plain_forward(make_lla
     assert [len(top) for top in scored[2].tops] == [4] * 25 and scored[0].tops == []
 
 
-def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_the_same(make_llama: Make) -> None:
+def test_models_that_take_turns_in_one_place_keep_captured_steps_and_outputs(make_llama: Make) -> None:
     prompt = [5, 6, 7, 8, 9]
     models = {name: small(make_llama, initializer_range=spread) for name, spread in (("a", 0.2), ("b", 0.3))}
     said = {name: greedy(model, prompt, 4) for name, model in models.items()}
@@ -518,7 +520,7 @@ def test_models_that_take_turns_in_one_place_keep_their_captured_steps_and_say_t
 
 
 def test_no_step_is_captured_while_kernels_are_compiled_in_threads(make_llama: Make) -> None:
-    """A thread's launch could come on a stream that takes part in the capture, and would become part of the graph."""
+    """A thread's launch could arrive on a stream that takes part in the capture and would become part of the graph."""
     settings = EngineSettings(page_size=4, kernels=True, max_running=4, kv_bytes=1 << 20)
     runner = Engine(small(make_llama), eos_ids=set(), settings=settings).runner
     compiling: Future[None] = Future()

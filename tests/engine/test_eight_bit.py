@@ -1,4 +1,4 @@
-"""Sampling in 8 bits: where it is refused, what is chosen by the number of rows, and what a frozen model keeps.
+"""Sampling in 8 bits: when it is refused, what depends on the number of rows, and what a frozen model keeps.
 
 The kernels are checked by Triton's interpreter (test_kernels.py, test_cuda_runner.py) and on a GPU (test_gpu.py).
 """
@@ -33,7 +33,7 @@ from upshot.engine.llama.shape import shape_of
 Make = Callable[..., LlamaForCausalLM]
 
 
-def test_a_device_without_8_bit_products_is_refused_with_the_way_out(make_llama: Make) -> None:
+def test_a_device_without_8_bit_products_is_refused_with_an_alternative(make_llama: Make) -> None:
     with pytest.raises(UserError, match=r"weights: fp8 .*needs a GPU.*not cpu; leave it out"):
         Engine(make_llama(), eos_ids=set(), settings=EngineSettings(kv_bytes=1 << 20, weights="fp8"))
 
@@ -81,7 +81,7 @@ def test_a_frozen_model_keeps_half_the_bytes_and_nearly_the_same_logits(make_lla
     assert projections / 2 < now < 0.55 * projections
     assert not any(w.requires_grad for n, w in model.named_parameters() if "_proj" in n)
     assert 0 < float((after - before).norm() / before.norm()) < 0.1
-    # Swapped to the host and back, weights and scales of one input stay side by side.
+    # After a swap to the host and back, weights and scales of one input are still adjacent.
     names = {id(w): n for n, w in model.named_parameters()}
     first = "model.layers.0.self_attn."
     groups = [[names[id(w)] for w in group] for group in neighbours(model)]
@@ -90,7 +90,7 @@ def test_a_frozen_model_keeps_half_the_bytes_and_nearly_the_same_logits(make_lla
 
 
 def noisy_driver(model: LlamaForCausalLM, noise: float, narrow: bool = True) -> BlockDriver:
-    """A driver whose products are off by so much, as they are in 8 bits."""
+    """A driver whose products are off by this much, as they are in 8 bits."""
     driver = BlockDriver(model, shape_of(model))
     driver.narrow = driver.rough = narrow
     product, draw = driver.product_back, torch.Generator().manual_seed(0)
@@ -103,7 +103,7 @@ def noisy_driver(model: LlamaForCausalLM, noise: float, narrow: bool = True) -> 
     return driver
 
 
-def test_a_driver_in_8_bits_is_compared_block_by_block_as_noise_grows_with_depth(make_llama: Make) -> None:
+def test_a_driver_in_8_bits_is_checked_block_by_block_because_noise_grows_with_depth(make_llama: Make) -> None:
     model = make_llama(num_hidden_layers=24, initializer_range=1.0)
     blocks, driver = model.model.layers, noisy_driver(model, 0.05)
     ids = [(7 * i + 3) % model.config.vocab_size for i in range(12)]
@@ -117,7 +117,7 @@ def test_a_driver_in_8_bits_is_compared_block_by_block_as_noise_grows_with_depth
     assert model.model.layers is blocks and len(driver.layers) == 24
 
 
-def test_in_16_bits_each_block_decides_where_rounding_makes_the_whole_another(make_llama: Make) -> None:
+def test_in_16_bits_blocks_decide_if_rounding_changes_the_whole(make_llama: Make) -> None:
     for dtype, agrees in ((torch.bfloat16, True), (torch.float32, False)):
         model = make_llama(num_hidden_layers=24, initializer_range=1.0).to(dtype)
         driver = noisy_driver(model, 0.05, narrow=False)
@@ -128,15 +128,13 @@ def test_in_16_bits_each_block_decides_where_rounding_makes_the_whole_another(ma
     assert "block 5: logits differ" in (disagreement(model, driver) or "")
 
 
-def test_keys_and_values_in_8_bits_are_refused_where_nothing_stores_them_so(make_llama: Make) -> None:
+def test_keys_and_values_in_8_bits_are_refused_if_no_kernel_stores_them(make_llama: Make) -> None:
     with pytest.raises(UserError, match=r"kv: fp8 .*needs a GPU and a family that the fused block serves"):
         Engine(make_llama(), eos_ids=set(), settings=EngineSettings(kv_bytes=1 << 20, kv="fp8"))
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_keys_with_large_biases_are_refused_in_8_bits_as_rounding_would_drown_them(
-    make_llama: Make, adapted: bool
-) -> None:
+def test_keys_with_large_biases_are_refused_in_8_bits_because_of_rounding(make_llama: Make, adapted: bool) -> None:
     model: Any = make_llama(attention_bias=True)
     bias = model.model.layers[1].self_attn.k_proj.bias
     if adapted:
@@ -152,7 +150,7 @@ def test_keys_with_large_biases_are_refused_in_8_bits_as_rounding_would_drown_th
         check_eight_bit_cache(model, shape_of(model), settings, fused=True)
 
 
-def test_frozen_projections_keep_their_addresses_as_captured_steps_go_on_reading_them() -> None:
+def test_frozen_projections_keep_the_addresses_that_captured_steps_read() -> None:
     joined = Joined8([Linear8(torch.nn.Linear(16, 16), torch.ones(1)) for _ in range(3)], torch.float32)
     places = [(x.data_ptr(), x.clone()) for x in (joined.weight.view(torch.uint8), joined.scale, joined.bias)]
     joined.refresh()
@@ -160,7 +158,7 @@ def test_frozen_projections_keep_their_addresses_as_captured_steps_go_on_reading
         assert x.data_ptr() == place and torch.equal(x, values)
 
 
-def test_a_row_of_zeros_stays_zeros() -> None:
+def test_a_row_of_zeros_stays_zero() -> None:
     linear = torch.nn.Linear(16, 16, bias=False)
     with torch.no_grad():
         linear.weight[3] = 0
@@ -192,7 +190,7 @@ def test_tiles_are_those_that_measured_best_on_132_multiprocessors(
     assert (found and (found.rows, found.cols, found.depth, found.parts)) == expected
 
 
-def test_in_8_bits_probabilities_are_weighed_unless_the_recipe_says_otherwise() -> None:
+def test_in_8_bits_importance_weights_are_on_unless_the_recipe_turns_them_off() -> None:
     def rule(*words: str) -> str:
         return load_recipe("quickstart", list(words)).recipe.train.importance.rule
 
@@ -215,7 +213,7 @@ def test_in_8_bits_probabilities_are_weighed_unless_the_recipe_says_otherwise() 
         ({"engine": {"name": "vllm", "kv": "fp8"}}, r"kv applies only to the engine upshot; for vLLM set arguments"),
     ],
 )
-def test_what_excludes_8_bits_is_refused_in_a_recipe(model: dict[str, Any], says: str) -> None:
+def test_settings_that_exclude_8_bits_are_refused_in_a_recipe(model: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         validate_recipe({"task": {"name": "slots"}, "model": model})
 

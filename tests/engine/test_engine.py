@@ -1,4 +1,4 @@
-"""The engine against transformers: same ids, same log-probabilities, whatever runs beside them."""
+"""The engine compared with transformers: same ids, same log-probabilities, whatever runs concurrently."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_24_futures_share_the_pages_of_their_prefix(llama: LlamaForCausalLM) -> 
     assert peak <= 1.2 * 2048 / 16 + own
 
 
-def test_a_live_fork_shares_pages_and_goes_its_own_way(llama: LlamaForCausalLM) -> None:
+def test_a_live_fork_shares_pages_and_then_diverges(llama: LlamaForCausalLM) -> None:
     engine = Engine(llama, eos_ids=set(), settings=EngineSettings(page_size=4))
     [seq] = engine.submit(prompts_of(1, 20, 21)[0], Rules(max_tokens=30, temperature=0))
     for _ in range(7):
@@ -164,7 +164,7 @@ def test_futures_of_replies_of_a_prompt_read_both_once_and_agree_with_transforme
         assert seq.ids == greedy(llama, ids, 9 + i)
 
 
-def test_weights_of_an_older_version_are_never_read_again(make_llama: Make) -> None:
+def test_keys_and_values_of_older_weights_are_never_read_again(make_llama: Make) -> None:
     model = make_llama()
     engine = Engine(model, eos_ids=set())
     prompt = prompts_of(1, 60, 61)[0]
@@ -237,7 +237,7 @@ def test_a_full_cache_preempts_and_recomputes(llama: LlamaForCausalLM) -> None:
     assert engine.pool.held == 0
 
 
-def test_what_can_never_fit_is_refused_with_the_way_out(llama: LlamaForCausalLM) -> None:
+def test_requests_that_can_never_fit_are_refused_with_the_way_out(llama: LlamaForCausalLM) -> None:
     page = 2 * 2 * 2 * 16 * 16 * 4
     engine = Engine(llama, eos_ids=set(), settings=EngineSettings(kv_bytes=10 * page))
     with pytest.raises(UserError, match="kv_bytes"):

@@ -1,4 +1,4 @@
-"""Exact mode on the CPU: every log-probability the engine reports is bitwise the learner's, whatever the batch.
+"""Exact mode on the CPU: every log-probability that the engine reports equals the learner's bit for bit, in any batch.
 
 The GPU's kernels are checked by test_exact_kernels.py.
 """
@@ -32,7 +32,7 @@ MODEL = tiny_llama(vocab_size=97)
 def learner_logprobs(
     model: torch.nn.Module, rows: list[list[int]], width: int = 0, temperature: float = 1.0, grad: bool = False
 ) -> list[list[float]]:
-    """What an exact learner computes for one micro-batch, padded to `width` at least."""
+    """What an exact learner computes for one micro-batch, padded to at least `width`."""
     forward = ExactForward(kernels=False)
     longest = max(width, *map(len, rows))
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
@@ -45,7 +45,7 @@ def learner_logprobs(
 
 
 def assert_bitwise(model: torch.nn.Module, seqs: list[Sequence], rng: random.Random) -> None:
-    """The engine's log-probabilities against the learner's, in micro-batches drawn at random."""
+    """The engine's log-probabilities equal the learner's, in micro-batches drawn at random."""
     left = list(seqs)
     rng.shuffle(left)
     while left:
@@ -154,7 +154,7 @@ def test_adapters_are_exact(make_llama: Make) -> None:
     assert_bitwise(model, seqs, random.Random(0))
 
 
-def test_a_greedy_choice_is_that_of_transformers() -> None:
+def test_greedy_choices_match_transformers() -> None:
     engine = Engine(MODEL, eos_ids=set(), settings=EngineSettings(exact=True, kv_bytes=1 << 22))
     [seq] = engine.submit([5, 6, 7, 8], Rules(max_tokens=12, temperature=0))
     engine.run_until_done()
@@ -164,7 +164,7 @@ def test_a_greedy_choice_is_that_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_the_gradient_is_that_of_a_plain_forward(window: int | None) -> None:
+def test_gradients_match_a_plain_forward(window: int | None) -> None:
     over = {"sliding_window": window} if window else {}
     model = build("Mistral" if window else "Llama", over)
     model.gradient_checkpointing_enable()
@@ -187,7 +187,7 @@ def test_the_gradient_is_that_of_a_plain_forward(window: int | None) -> None:
         torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
 
 
-def test_gradients_on_or_off_and_training_mode_change_no_bit() -> None:
+def test_grad_mode_and_training_mode_change_no_bit() -> None:
     rows = [[3 + i, *range(5, 40 + i)] for i in range(5)]
     still = learner_logprobs(MODEL, rows)
     MODEL.train()
@@ -197,7 +197,7 @@ def test_gradients_on_or_off_and_training_mode_change_no_bit() -> None:
         MODEL.eval()
 
 
-def test_what_has_no_exact_form_is_refused_by_name() -> None:
+def test_layers_without_an_exact_form_are_refused_by_name() -> None:
     x = torch.randn(3, 4)
     with ExactMode(kernels=False):
         with pytest.raises(UserError, match=r"aten\.var"):
@@ -209,7 +209,7 @@ def test_what_has_no_exact_form_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("k", "n"), [(16, 32), (33, 17), (128, 352), (352, 128), (576, 1536)])
-def test_a_row_does_not_depend_on_its_place_among_the_rows(threads: int, k: int, n: int) -> None:
+def test_a_row_does_not_depend_on_its_position_in_the_batch(threads: int, k: int, n: int) -> None:
     torch.manual_seed(0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Exact mode on the GPU's kernels: in Triton's interpreter, or on the GPU where there is one."""
+"""Exact mode with the GPU's kernels: in Triton's interpreter, or on the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_means_and_logprobs_of_a_row_are_the_same_in_any_batch(dtype: torch.dtyp
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     dtype=st.sampled_from(DTYPES),
 )
-def test_a_query_gets_the_same_whatever_chunk_it_comes_in(
+def test_a_query_gets_the_same_result_in_any_chunk(
     seed: int,
     kv_heads: int,
     group: int,
@@ -79,7 +79,7 @@ def test_a_query_gets_the_same_whatever_chunk_it_comes_in(
     softcap: float,
     dtype: torch.dtype,
 ) -> None:
-    """The batch of a learner against pages in any order, chunks of any length, single queries."""
+    """The batch of a learner compared with pages in any order, chunks of any length and single queries."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     q = torch.randn(2, kv_heads * group, length, dim, device=DEVICE, dtype=dtype)

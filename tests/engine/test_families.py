@@ -1,4 +1,4 @@
-"""Families of transformers models: driven, or refused by name."""
+"""Families of transformers models: run correctly, or refused by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BLOCK: list[tuple[str, dict[str, Any]]] = [
     ("Qwen3", {}),
     ("Mistral", {"sliding_window": 12}),
     ("Gemma", {}),
-    # Some releases of transformers take sdpa for it, which leaves out the soft cap.
+    # Some releases of transformers use sdpa for it, which ignores the soft cap.
     ("Gemma2", {"sliding_window": 12, "query_pre_attn_scalar": 16, "attn_implementation": "eager", **CAPS}),
     ("Gemma3", {"sliding_window": 12, "query_pre_attn_scalar": 16, "num_hidden_layers": 6}),
     ("Olmo2", {}),
@@ -68,14 +68,15 @@ def build(family: str, over: dict[str, Any]) -> torch.nn.Module:
     config = getattr(transformers, config_name)(**{**SMALL, **over})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases are no ones and zeros after training
+        for parameter in model.parameters():  # norms and biases are not ones and zeros after training
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
 
 
 def logprobs_of(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
-    """The model's own, of the ids after each of these; without a cache: the reference that has no state of its own."""
+    """The model's own log-probabilities of the ids after each of these; without a cache, which keeps no state of its
+    own."""
     with torch.no_grad():
         rows = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
     return rows[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
@@ -89,7 +90,7 @@ def test_greedy_ids_match_transformers_for_every_family(family: str, over: dict[
     seqs = [engine.submit(p, Rules(max_tokens=16, temperature=0))[0] for p in prompts]
     engine.run_until_done()
     for prompt, seq in zip(prompts, seqs, strict=True):
-        with torch.no_grad():  # one forward says what is likeliest after every id
+        with torch.no_grad():  # one forward gives the likeliest id at every position
             best = model(input_ids=torch.tensor([seq.ids]), use_cache=False).logits[0].argmax(-1)
         assert seq.ids[len(prompt) :] == best[len(prompt) - 1 : -1].tolist()
 
@@ -113,7 +114,7 @@ def test_the_block_serves_the_family(family: str, over: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
-def test_experts_in_16_bits_are_compared_block_by_block_and_a_wrong_block_is_named(family: str) -> None:
+def test_experts_in_16_bits_are_checked_block_by_block_and_a_wrong_block_is_named(family: str) -> None:
     model = build(family, dict(BLOCK)[family]).to(torch.bfloat16)
     driver = BlockDriver(model, shape_of(model))
     assert driver.rough and disagreement(model, driver) is None
@@ -122,7 +123,7 @@ def test_experts_in_16_bits_are_compared_block_by_block_and_a_wrong_block_is_nam
 
 
 @pytest.mark.parametrize("wrong", [{"form": block.EARLY}, {"capped": False}])
-def test_a_block_that_is_described_wrongly_is_not_used(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_described_block_is_not_used(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     family, over = next(each for each in BLOCK if each[0] == "Gemma2")
     monkeypatch.setitem(block.FAMILIES, family, replace(block.FAMILIES[family], **wrong))
     with pytest.warns(UserWarning, match="slower driver"):
@@ -134,7 +135,7 @@ def test_a_block_that_is_described_wrongly_is_not_used(wrong: dict[str, Any], mo
 @pytest.mark.parametrize(
     ("family", "target"), [("Phi3", "qkv_proj"), ("Gemma3", "embed_tokens"), ("Qwen3Moe", "q_proj")]
 )
-def test_adapters_on_modules_that_llama_has_not_are_sampled_with(family: str, target: str) -> None:
+def test_adapters_on_modules_that_llama_lacks_affect_sampling(family: str, target: str) -> None:
     peft = pytest.importorskip("peft")
     base = build(family, dict(BLOCK)[family])
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=[target])).eval()
@@ -161,7 +162,7 @@ def test_a_rotary_embedding_that_depends_on_the_batch_is_refused(make_llama: Cal
         Engine(make_llama(rope_parameters=rope))
 
 
-def test_a_learner_in_a_thread_and_an_engine_attend_each_in_its_own_way() -> None:
+def test_a_learner_thread_and_an_engine_each_keep_their_own_attention() -> None:
     """With steps played ahead their forwards overlap, and either may end first."""
     configs = [SimpleNamespace(_attn_implementation="eager") for _ in range(2)]
     learner, engine = (SimpleNamespace(config=config, layer_idx=0) for config in configs)

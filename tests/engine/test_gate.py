@@ -1,4 +1,4 @@
-"""When the gate is computed inside its product, and with which tiles."""
+"""When the gate is fused into its product, and with which tiles."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_tiles_are_those_that_measured_best_on_132_multiprocessors(
 
 
 @pytest.mark.parametrize(("shared", "expected"), [(232_448, SMALL), (166_912, None), (101_376, None)])
-def test_without_the_shared_memory_of_a_large_gpu_the_library_does_it(
+def test_without_the_shared_memory_of_a_large_gpu_the_library_is_used(
     shared: int, expected: Tile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An RTX 5090 is newer than an H200, and has less than half of it."""
+    """An RTX 5090 is newer than an H200 but has less than half its shared memory."""
     monkeypatch.setattr("upshot.engine.kernels.gate.shared_memory", lambda device: shared)
     monkeypatch.setattr("upshot.engine.kernels.gate.processors", lambda device: 132)
     x = SimpleNamespace(is_cuda=True, element_size=lambda: 2, shape=(64, 2048), device="cuda")

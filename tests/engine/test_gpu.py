@@ -1,4 +1,4 @@
-"""Every family and adapters on a GPU: greedy ids and log-probabilities are those of the model's own forward."""
+"""Every family, with and without adapters, on a GPU: greedy ids and log-probabilities match the model's own forward."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def engine_on(model: torch.nn.Module, **over: Any) -> Engine:
 
 
 def shift(model: torch.nn.Module) -> None:
-    """What an optimizer does: other values, in place."""
+    """What an optimizer does: change values in place."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.02)
@@ -125,9 +125,9 @@ def test_given_ids_have_the_models_own_log_probabilities(name: str, dtype: torch
     assert [len(seq.tops) for seq in seqs] == [149, 9, 60] and engine.pool.held == 0
 
 
-def test_captured_steps_share_the_place_of_their_logits() -> None:
+def test_captured_steps_share_one_buffer_for_logits() -> None:
     engine = engine_on(make("Llama", torch.bfloat16))
-    for n in (1, 3, 7, 20, 50) * 2:  # what comes once is not captured
+    for n in (1, 3, 7, 20, 50) * 2:  # what occurs once is not captured
         generate(engine, n=n, temperature=1.0)
     runner = engine.runner
     captured = [*runner.graphs.values(), *runner.prompt_graphs.values()]
@@ -146,7 +146,7 @@ def test_a_model_on_another_device_than_the_current_one_is_driven_there() -> Non
 
 
 @pytest.mark.parametrize("merge", ["copy", "in place"])
-def test_a_parked_engine_gives_its_memory_back_and_goes_on(merge: str) -> None:
+def test_a_parked_engine_returns_its_memory_and_resumes(merge: str) -> None:
     model = make("Llama with LoRA on all products", torch.float32)
     before = [weight.detach().clone() for weight in model.parameters()]
     engine = engine_on(model, merge=merge)
@@ -163,10 +163,10 @@ def test_a_parked_engine_gives_its_memory_back_and_goes_on(merge: str) -> None:
     assert all(torch.equal(weight, values) for weight, values in zip(model.parameters(), before, strict=True))
 
 
-def test_engines_beside_each_other_sample_what_their_models_say() -> None:
+def test_concurrent_engines_each_sample_from_their_own_model() -> None:
     """Captured steps of several engines run at once; products of one must not write into another's workspace.
 
-    It is a matter of luck when they do: without workspaces of their own every other run of this was wrong.
+    Whether they do is a matter of chance: without separate workspaces, every second run of this test failed.
     """
     models = [_llama(width) for width in (32, 64, 96, 128)]
     engines = [engine_on(model, own_stream=True) for model in models]
@@ -202,10 +202,10 @@ def _llama(width: int) -> torch.nn.Module:
 
 
 def test_kernels_compiled_ahead_wait_for_what_they_read() -> None:
-    """With compiled kernels on disk they are launched at once, while the device may still be busy with other work."""
+    """With compiled kernels on disk they are launched at once, while the device may still be busy."""
     plain = [seq.sampled for seq in generate(engine_on(make("Llama", torch.bfloat16)))]
     model = make("Llama", torch.bfloat16)
-    for size in (256, 1 << 12, 1 << 20, 1 << 24, 1 << 26):  # memory that is given out again: as numbers, far outside
+    for size in (256, 1 << 12, 1 << 20, 1 << 24, 1 << 26):  # reused memory: read as numbers, far out of range
         for piece in [torch.full((size,), 0x7F, dtype=torch.uint8, device="cuda") for _ in range(8)]:
             del piece
     torch.cuda._sleep(1 << 30)
@@ -244,8 +244,8 @@ def test_keys_and_values_in_8_bits_are_near_the_model(name: str, weights: str) -
 
 
 @pytest.mark.parametrize("rows", [1, 20, 60, 100, 200, 300])
-def test_in_8_bits_any_number_of_rows_gives_the_same(rows: int) -> None:
-    """Few rows and many go through other products."""
+def test_in_8_bits_results_do_not_depend_on_the_number_of_rows(rows: int) -> None:
+    """Small and large numbers of rows use different products."""
     needs_8_bits()
     model = make("Llama", torch.bfloat16)
     engine = engine_on(model, weights="fp8", max_running=512)

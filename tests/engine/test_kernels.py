@@ -1,4 +1,4 @@
-"""The Triton kernels against plain PyTorch: in Triton's interpreter, or on the GPU where there is one."""
+"""The Triton kernels compared with plain PyTorch: in Triton's interpreter, or on the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Case:
         self.group, self.page = group, page
 
     def narrowed(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as they lie in 8 bits; from now on the case's own are rounded as they are."""
+        """Store keys and values in 8 bits; from here on the case's own values are rounded in the same way."""
         k, v = self.k.to(kv8.E4M3), (self.v * kv8.VALUE_FACTOR.value).to(kv8.E4M3)
         self.k, self.v = k.float(), v.float() / kv8.VALUE_FACTOR.value
         return k, v.transpose(2, 3).contiguous()
@@ -99,7 +99,7 @@ class Case:
         return torch.einsum("hn,hnd->hd", scores.softmax(-1)[:, : last + 1], values)
 
     def plan(self, least: int = 0, eight: bool = False) -> DecodePlan:
-        """What is read for whom; rows that share nothing are cut where they have `least` ids too many."""
+        """What is read for which rows; rows that share nothing are cut if they have more than `least` ids too many."""
         pages = [self.table[slot].tolist()[: -(-length // self.page)] for slot, length in self.places()]
         rows = [
             Sequence([0] * (length + 1), Rules(), pages=p) for p, (_, length) in zip(pages, self.places(), strict=True)
@@ -124,7 +124,7 @@ class Case:
 
 
 def some_sinks(heads: int) -> torch.Tensor:
-    """One for each head: some that nobody notices, some beside which the keys are nothing."""
+    """One sink per head: some with no effect, some that outweigh all keys."""
     return torch.randn(heads, device=DEVICE) * 4
 
 
@@ -141,7 +141,7 @@ def some_sinks(heads: int) -> torch.Tensor:
     dim=st.sampled_from([16, 24]),
     sinks=st.booleans(),
 )
-def test_decode_attention(
+def test_decode_attention_matches_plain_attention(
     seed: int,
     kv_heads: int,
     group: int,
@@ -177,7 +177,7 @@ def test_decode_attention(
 def test_decode_attention_reads_what_rows_share_once(
     seed: int, group: int, page: int, tree: list[list[int]], window: int, dim: int, sinks: bool
 ) -> None:
-    """Prompts, replies to each, futures of each reply: all of their own random lengths, some too short to be shared."""
+    """Prompts, replies to each, futures of each reply: all of random lengths, some too short to be shared."""
     rng = random.Random(seed)
     paths = []
     for prompt in range(len(tree)):
@@ -211,7 +211,7 @@ def test_decode_attention_reads_what_rows_share_once(
     dim=st.sampled_from([16, 24]),
     sinks=st.booleans(),
 )
-def test_prefill_attention(
+def test_prefill_attention_matches_plain_attention(
     seed: int, kv_heads: int, group: int, chunks: list[tuple[int, int]], window: int, dim: int, sinks: bool
 ) -> None:
     case = Case(random.Random(seed), kv_heads, group, dim, 4, [start + n for start, n in chunks])
@@ -270,8 +270,8 @@ def test_for_a_product_in_8_bits_merged_attention_is_quantized_by_the_row(
     assert_narrow(kept, wider.flatten(1)[:3], 1e-5 if q.dtype == torch.float32 else 2**-7)
 
 
-def test_every_plan_fits_into_the_room_that_a_captured_step_has_for_it() -> None:
-    """Nothing checks this on the device: a part beyond the room would be written over something else."""
+def test_every_plan_fits_the_buffers_of_a_captured_step() -> None:
+    """Nothing checks this on the device: a part that does not fit would overwrite something else."""
     rng = random.Random(0)
     for _ in range(200):
         narrow, fill = rng.choice([1, 2, 4, 8]), rng.choice([3, 20, 99])
@@ -310,7 +310,7 @@ def test_a_shared_prefix_is_read_once_by_tiles_of_either_size(rows: int, eight: 
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_in_8_bits_the_fused_kernel_stores_and_attends_to_what_the_others_do(scaled: bool) -> None:
+def test_in_8_bits_the_fused_kernel_matches_the_separate_ones(scaled: bool) -> None:
     case = Case(random.Random(3), 2, 3, 16, 16, [5, 37, 16])
     k, v = case.narrowed()
     qkv = torch.randn(3, 10 * 16, device=DEVICE)
@@ -347,7 +347,7 @@ ROTATIONS = {
 
 
 @pytest.mark.parametrize(("dim", "rotated", "form", "wide"), ROTATIONS.values(), ids=ROTATIONS)
-def test_rotate_store(dim: int, rotated: int, form: int | None, wide: bool) -> None:
+def test_rotate_store_matches_pytorch(dim: int, rotated: int, form: int | None, wide: bool) -> None:
     torch.manual_seed(0)
     tokens, heads, kv_heads, page = 7, 3, 2, 4
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=DEVICE)
@@ -370,7 +370,7 @@ def test_rotate_store(dim: int, rotated: int, form: int | None, wide: bool) -> N
     again = torch.zeros_like(k)
     store(raw_v, cells, again)
     torch.testing.assert_close(again, v)
-    narrow = torch.zeros(10, kv_heads, page, 12, device=DEVICE)  # no power of two
+    narrow = torch.zeros(10, kv_heads, page, 12, device=DEVICE)  # not a power of two
     store(raw_v[..., :12], cells, narrow)
     torch.testing.assert_close(narrow, v[..., :12])
 
@@ -387,7 +387,7 @@ def test_rotate_store(dim: int, rotated: int, form: int | None, wide: bool) -> N
     softcap=st.sampled_from([0.0, 0.0, 3.0]),
     sinks=st.booleans(),
 )
-def test_fused_decode_attention(
+def test_fused_decode_attention_matches_the_separate_kernels(
     seed: int,
     kv_heads: int,
     group: int,
@@ -421,7 +421,7 @@ def test_fused_decode_attention(
 
 @pytest.mark.parametrize("tile", [SMALL, MIDDLE, LARGE], ids=["small", "middle", "large"])
 @pytest.mark.parametrize("rows", [5, 133, 17 * 128 + 1])
-def test_gated_product(tile: Tile, rows: int) -> None:
+def test_gated_product_matches_pytorch(tile: Tile, rows: int) -> None:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     x, weight = torch.randn(rows, 72, device=DEVICE, dtype=dtype), torch.randn(512, 72, device=DEVICE, dtype=dtype)
@@ -430,7 +430,7 @@ def test_gated_product(tile: Tile, rows: int) -> None:
     torch.testing.assert_close(gated_product(x, weight, tile), expected, atol=1e-3, rtol=2e-2)
 
 
-def test_norm_and_gate() -> None:
+def test_norm_and_gate_match_pytorch() -> None:
     torch.manual_seed(0)
     x, residual, weight = (torch.randn(*s, device=DEVICE) for s in ((5, 48), (5, 48), (48,)))
     normed, summed = add_norm(x, residual, weight, 1e-5)
@@ -445,7 +445,7 @@ def test_norm_and_gate() -> None:
 
 
 def wide(rows: ScaledRows) -> torch.Tensor:
-    """What rows in 8 bits stand for."""
+    """The values that rows in 8 bits represent."""
     return rows.values.float() * rows.scale[:, None]
 
 
@@ -461,8 +461,8 @@ def assert_narrow(found: ScaledRows, expected: torch.Tensor, rtol: float = 1e-5)
     assert float(wrong.float().mean()) <= (0.0 if DEVICE.type == "cuda" else 0.08)
 
 
-def test_a_product_in_8_bits_of_no_rows_has_none() -> None:
-    """A chunk of a prompt longer than a step ends so; on a GPU it failed, as no tile is that small."""
+def test_a_product_in_8_bits_of_no_rows_has_no_rows() -> None:
+    """A chunk of a prompt longer than a step ends this way; it failed on a GPU, since no tile is that small."""
     weight, rows = torch.ones(64, 32, device=DEVICE).to(torch.float8_e4m3fn), torch.ones(0, 32, device=DEVICE)
     none = ScaledRows(rows.to(torch.float8_e4m3fn), torch.ones(0, device=DEVICE))
     for parts in (False, True):
@@ -501,7 +501,7 @@ def test_rows_still_to_be_scaled_are_scaled_by_norm_and_gate() -> None:
 
 
 TILES = [Tile8(16, 16, 32), Tile8(16, 32, 32, parts=2)]
-"""For the interpreter, which takes seconds for a tile of the device's own."""
+"""Small tiles for the interpreter, which takes seconds for one of the device's size."""
 if DEVICE.type == "cuda":
     shapes = [(rows, n) for rows in (1, 20, 64, 128, 200) for n in (208, 28672)]
     chosen = {tile_for(rows, n, 4096, 132, parts) for rows, n in shapes for parts in (False, True)}
@@ -509,7 +509,7 @@ if DEVICE.type == "cuda":
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_products_in_8_bits(tile: Tile8) -> None:
+def test_products_in_8_bits_match_pytorch(tile: Tile8) -> None:
     torch.manual_seed(0)
     rows, n, width = (5, 48, 80) if DEVICE.type == "cpu" else (tile.rows + 3, 208, 304)
     x = quantize(torch.randn(rows, width, device=DEVICE, dtype=dtype_here()))
@@ -532,7 +532,7 @@ def quantize_whole(weight: torch.Tensor, adapter: tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("rank", [0, 4, 24])
-def test_a_weight_in_8_bits_has_its_adapter_in_it(rank: int) -> None:
+def test_a_weight_in_8_bits_includes_its_adapter(rank: int) -> None:
     torch.manual_seed(0)
     weight = torch.randn(45, 176, device=DEVICE, dtype=dtype_here())
     up, down = torch.randn(45, rank, device=DEVICE), torch.randn(rank, 176, device=DEVICE)
@@ -545,20 +545,20 @@ def test_a_weight_in_8_bits_has_its_adapter_in_it(rank: int) -> None:
 
 @pytest.mark.parametrize("form", [EARLY, LATE, OFFSET])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_lies_between_two_products_rounds_as_in_pytorch(form: int, dtype: torch.dtype) -> None:
+def test_operations_between_products_round_as_in_pytorch(form: int, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     x, residual = (torch.randn(5, 48, device=DEVICE).to(dtype) for _ in range(2))
     weight, after = (torch.randn(48, device=DEVICE).to(dtype) for _ in range(2))
     near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2e-3}
     if DEVICE.type == "cuda" and dtype == torch.float16:
-        near["atol"] = 1e-3  # a root that is off by its last bit may round a summand up, and sums may cancel
+        near["atol"] = 1e-3  # a square root that is off by one bit may round a summand up, and sums may cancel
     for options in ((weight, 1e-5, form), (weight, 1e-5, form, after, 0.3), (None, 1e-5, form, after)):
         for got, expected in zip(add_norm(x, residual, *options), plain.add_norm(x, residual, *options), strict=True):
             torch.testing.assert_close(got, expected, **near)
 
 
 @pytest.mark.parametrize("act", [SILU, GELU])
-def test_every_gate_is_pytorchs(act: int) -> None:
+def test_every_gate_matches_pytorch(act: int) -> None:
     x = torch.randn(4, 64, device=DEVICE) * 4
     torch.testing.assert_close(gate(x, act), plain.gate(x, act), atol=1e-5, rtol=1e-5)
 
@@ -613,7 +613,7 @@ def test_sampling_kernel_draws_what_the_cpu_draws(rules: dict[str, float]) -> No
     ids, logprobs = drawn(logits, 0.8, cuts=bool(rules), **rules)
     cpu = [Rules(temperature=0.8, seed=i + 1, **rules) for i in range(rows)]  # type: ignore[arg-type]
     expected, expected_logprobs, _ = cpu_sample(logits.float().cpu(), RowRules(cpu), np.full(rows, 7))
-    same = ids.cpu() == expected  # sums rounded in another order may draw the neighbour, rarely
+    same = ids.cpu() == expected  # sums rounded in another order may, rarely, draw the neighbouring id
     assert int((~same).sum()) <= rows // 32
     torch.testing.assert_close(logprobs.cpu()[same], expected_logprobs[same], atol=1e-4, rtol=1e-4)
 
@@ -632,7 +632,7 @@ def test_a_row_draws_the_same_beside_one_whose_distribution_is_cut(temperature: 
 
 @pytest.mark.parametrize("cuts", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_sampling_where_a_grammar_forbids_whole_blocks(temperature: float, cuts: bool) -> None:
+def test_sampling_works_if_a_grammar_forbids_whole_blocks(temperature: float, cuts: bool) -> None:
     torch.manual_seed(3)
     logits = torch.randn(3, 9000, device=DEVICE)
     logits[:, :4096] = -torch.inf
@@ -685,7 +685,7 @@ def share_a_prompt() -> PackedAttention:
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="cuDNN needs a GPU")
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2), (9, 3)], ids=str)
 @pytest.mark.parametrize("dim", [64, 128])
-def test_the_librarys_attention_is_as_near_float32_as_flash(heads: tuple[int, int], dim: int) -> None:
+def test_the_librarys_attention_is_as_close_to_float32_as_flash(heads: tuple[int, int], dim: int) -> None:
     torch.manual_seed(0)
     spans = share_a_prompt()
     wide = [torch.randn(spans.layout.tokens, n, dim, device=DEVICE) for n in (heads[0], heads[1], heads[1])]
@@ -694,7 +694,7 @@ def test_the_librarys_attention_is_as_near_float32_as_flash(heads: tuple[int, in
     def run(how: str) -> list[torch.Tensor]:
         dtype = torch.float32 if how == "padded" else torch.bfloat16
         q, k, v = (x.to(dtype).requires_grad_() for x in wide)
-        if how == "padded":  # flash takes no float32, and cuDNN neither
+        if how == "padded":  # neither flash nor cuDNN takes float32
             out = spans.attend(0, q, k, v, AttentionOptions(dim**-0.5))
         elif how == "flash":
             out = Flash.apply(q, k, v, spans, AttentionOptions(dim**-0.5))

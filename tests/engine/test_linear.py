@@ -1,4 +1,4 @@
-"""Joined projections: the same parameters, one tensor behind them."""
+"""Joined projections: the same parameters, backed by one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention of long runs in two parts, against one masked attention in float64; on the CPU by PyTorch's own kernel."""
+"""Attention of long runs in two parts, compared with one masked attention in float64; on the CPU, by PyTorch's own
+kernel."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 60), st.sampled_from([4, 8, 16]), st.integers(0, 99))
-def test_a_run_at_the_end_of_its_keys_is_the_masked_attention(queries: int, before: int, grain: int, seed: int) -> None:
+def test_a_run_at_the_end_of_its_keys_matches_masked_attention(
+    queries: int, before: int, grain: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     q, k, v = draw(before + queries, queries)
     wanted = masked_attention(q, k, v)
@@ -52,7 +55,7 @@ def test_a_run_at_the_end_of_its_keys_is_the_masked_attention(queries: int, befo
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 600), st.integers(0, 3000))
-def test_lengths_are_few_so_that_plans_are_found_again(queries: int, before: int) -> None:
+def test_lengths_are_rounded_so_that_plans_are_reused(queries: int, before: int) -> None:
     q = torch.empty(queries, 1, 8)
     run = lay_out(q, *(torch.empty(before + queries, 1, 8) for _ in range(2)), grain=512)
     assert run.q.shape[2] % 512 == 0
@@ -94,7 +97,9 @@ def test_a_backward_pass_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("how", [{"window": 8}, {"softcap": 5.0}, {"dropout": 0.1}], ids=str)
-def test_windows_caps_and_dropout_keep_their_kernels(monkeypatch: pytest.MonkeyPatch, how: dict[str, float]) -> None:
+def test_windows_caps_and_dropout_do_not_use_the_kernel_for_long_runs(
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, float]
+) -> None:
     monkeypatch.setattr(attention, "cudnn_takes", lambda q: True)
     monkeypatch.setattr(attention, "SHORTEST", 4)
     spans = PackedAttention(end_to_end([16]), torch.device("cpu"))

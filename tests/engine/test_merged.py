@@ -1,4 +1,4 @@
-"""Merged adapters: the plain fast path, computed in float32 and rounded once, nobody else's weights touched."""
+"""Merged adapters: the plain fast path, merged in float32 and rounded once, without changing the model's weights."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scored(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_adapter_takes_the_path_of_plain_weights(make_llama: Make, kind: str) -> None:
+def test_every_kind_of_adapter_uses_the_plain_weights_path(make_llama: Make, kind: str) -> None:
     model = adapted(make_llama(), kind)
     engine = made(model)
     driver = driver_of(engine)
@@ -117,7 +117,7 @@ def test_without_merging_adapters_are_called_and_nothing_is_copied(make_llama: M
     torch.testing.assert_close(logprobs, scored(model, ids), atol=2e-4, rtol=1e-4)
 
 
-def test_a_frozen_copy_whose_adapters_add_nothing_shares_the_base_until_they_do(make_llama: Make) -> None:
+def test_a_frozen_copy_shares_the_base_until_its_adapters_add_something(make_llama: Make) -> None:
     policy = adapted(make_llama())
     base = {id(p): p for p in policy.parameters() if not p.requires_grad}
     frozen = copy.deepcopy(policy, dict(base)).eval().requires_grad_(False)
@@ -141,7 +141,7 @@ def test_exact_mode_never_merges(make_llama: Make) -> None:
     assert isinstance(engine.runner.driver, ExactDriver)
 
 
-def test_adapters_switched_off_are_off_in_the_sampler_after_the_next_change(make_llama: Make) -> None:
+def test_disabled_adapters_are_off_in_the_sampler_after_the_next_change(make_llama: Make) -> None:
     model = adapted(make_llama())
     update(model)
     engine = made(model)

@@ -1,4 +1,4 @@
-"""The page pool: nothing leaks, nothing is shared by mistake."""
+"""The page pool: nothing leaks, and nothing is shared by mistake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_published_prefix_is_found_by_its_exact_ids() -> None:
     assert pool.match([3, 4], 2)[0] == [], "a page is not found without what came before it"
 
 
-def test_idle_prefixes_make_room_oldest_end_first() -> None:
+def test_idle_prefixes_are_evicted_oldest_end_first() -> None:
     pool = PagePool(4, 1)
     pages = [pool.take() for _ in range(3)]
     chain = ROOT
@@ -41,7 +41,7 @@ def test_idle_prefixes_make_room_oldest_end_first() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "find", "drop", "give back", "settle"]), st.integers(0, 9))))
-def test_pages_come_and_go_as_in_a_plain_model_of_them(ops: list[tuple[str, int]]) -> None:
+def test_pages_behave_like_a_simple_reference_model(ops: list[tuple[str, int]]) -> None:
     pool = PagePool(9, 2)
     refs: Counter[int] = Counter()
     idle: list[int] = []
@@ -95,7 +95,7 @@ def test_given_back_pages_count_as_available_and_serve_when_pages_are_short() ->
         pool.drop_all([pages[1], pages[1], pages[2], pages[2]])
 
 
-def test_forget_makes_nothing_findable() -> None:
+def test_after_forget_nothing_is_found() -> None:
     pool = PagePool(4, 1)
     page = pool.take()
     pool.publish(ROOT, [5], [page])
@@ -106,7 +106,7 @@ def test_forget_makes_nothing_findable() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 20), st.sampled_from([60, 400]))
-def test_a_continued_conversation_finds_by_its_trail_what_page_by_page_it_would(seed: int, n_pages: int) -> None:
+def test_a_trail_finds_the_same_pages_as_a_page_by_page_search(seed: int, n_pages: int) -> None:
     rng = random.Random(seed)
     pool = PagePool(n_pages, 2)
     pages_module = vars(sys.modules[PagePool.__module__])
@@ -141,7 +141,7 @@ def test_a_continued_conversation_finds_by_its_trail_what_page_by_page_it_would(
 
 
 class Fake:
-    """A model of the engine: the 'key' of a position is the tuple of ids up to it, checked on every read.
+    """A model of the engine: the 'key' of a position is the tuple of ids up to it, checked at every read.
 
     `late`: results are committed after the next step has been planned, as on a GPU.
     """
@@ -170,7 +170,7 @@ class Fake:
         return seq.ids + self.coming.get(seq, [])
 
     def commit(self, left: int) -> None:
-        """Hand over results until those of `left` steps are under way."""
+        """Hand over results until only `left` steps are in flight."""
         while len(self.flights) > left:
             rows = self.flights.pop(0)
             self.scheduler.commit(rows, [self.coming[seq].pop(0) for seq in rows], [0.0] * len(rows), 0)
@@ -206,7 +206,7 @@ class Fake:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_mix_of_requests_forks_aborts_and_restarts_reads_only_its_own_ids(stride: int, data: st.DataObject) -> None:
-    """Siblings often sample the same ids, and conversations go on: their pages are found by a trail."""
+    """Siblings often sample the same ids, and conversations continue: their pages are found by a trail."""
     with patch.object(pool_module, "STRIDE", stride):
         mix(data)
 

@@ -1,4 +1,4 @@
-"""A parked engine holds nothing of any size and loses nothing of what is under way."""
+"""A parked engine holds no significant memory and loses none of its requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def said(groups: list[Any]) -> list[tuple[list[int], list[float]]]:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_what_is_under_way_goes_on_from_its_ids_after_a_pause(make_llama: Make, steps: int) -> None:
+def test_requests_in_flight_continue_from_their_ids_after_a_pause(make_llama: Make, steps: int) -> None:
     straight = made(make_llama())
     expected = asked(straight)
     straight.run_until_done()
@@ -57,7 +57,7 @@ def test_a_parked_engine_holds_no_pages_no_window_and_no_merged_weights(make_lla
     assert engine.pool.held == 0 and engine.scheduler.busy
 
 
-def test_weights_that_change_while_it_is_parked_are_those_it_goes_on_with(make_llama: Make) -> None:
+def test_weights_changed_while_it_is_parked_are_used_afterwards(make_llama: Make) -> None:
     model = adapted(make_llama())
     engine = made(model)
     sampled(engine)
@@ -68,7 +68,7 @@ def test_weights_that_change_while_it_is_parked_are_those_it_goes_on_with(make_l
     torch.testing.assert_close(logprobs, scored(model, ids), atol=2e-4, rtol=1e-4)
 
 
-def test_requests_that_come_while_it_is_parked_wake_it(make_llama: Make) -> None:
+def test_requests_that_arrive_while_it_is_parked_wake_it(make_llama: Make) -> None:
     engine = made(make_llama())
     engine.park()
     engine.park()
@@ -104,7 +104,7 @@ def test_merged_in_place_the_model_gets_its_weights_back_bit_for_bit(make_llama:
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "embedding and head", "tied", "whole modules"])
-def test_merged_in_place_samples_what_a_merged_copy_samples(make_llama: Make, kind: str) -> None:
+def test_merging_in_place_samples_the_same_as_a_merged_copy(make_llama: Make, kind: str) -> None:
     tied = kind == "tied"
     model = adapted(make_llama(tie_word_embeddings=tied), "embedding and head" if tied else kind)
     update(model)

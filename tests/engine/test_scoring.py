@@ -1,4 +1,4 @@
-"""Log-probabilities of given ids, against transformers' plain forward."""
+"""Log-probabilities of given ids, compared with transformers' plain forward."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_given_ids_have_the_log_probabilities_of_a_plain_forward(
     assert engine.pool.held == 0 and not engine.scheduler.busy
 
 
-def test_no_step_makes_more_logits_than_it_may(llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_computes_more_logits_than_allowed(llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "SCORE_LOGITS", 0)
     monkeypatch.setattr(sampling, "NUMBERS", 259 * 5)
     engine = Engine(llama, settings=EngineSettings(page_size=4, chunk_tokens=4096))
@@ -95,7 +95,7 @@ def test_scoring_beside_sampling_changes_neither(llama: LlamaForCausalLM) -> Non
     assert run(True)[0] == run(False)[0]
 
 
-def test_the_likeliest_ids_come_along_and_the_given_one_has_the_same_number_among_them(llama: LlamaForCausalLM) -> None:
+def test_the_likeliest_ids_are_returned_and_agree_on_the_given_one(llama: LlamaForCausalLM) -> None:
     engine = Engine(llama)
     prompt, given = some_ids(7, 1), some_ids(5, 2)
     every, few, none = (engine.score(prompt, given, top=top) for top in (1000, 2, 0))
@@ -105,7 +105,7 @@ def test_the_likeliest_ids_come_along_and_the_given_one_has_the_same_number_amon
     assert none.tops == []
 
 
-def test_scoring_ends_when_it_is_aborted(llama: LlamaForCausalLM) -> None:
+def test_aborting_ends_scoring(llama: LlamaForCausalLM) -> None:
     engine = Engine(llama, settings=EngineSettings(page_size=4, chunk_tokens=8))
     ended: list[str] = []
     waits, reads, stays = (
@@ -135,7 +135,7 @@ def test_new_weights_score_from_the_first_given_id_again(make_llama: Make) -> No
     assert seq.version == 1 and seq.logprobs == pytest.approx(plain(model, seq.ids, 5), abs=2e-4)
 
 
-def test_what_cannot_be_scored_is_refused_by_name(make_llama: Make) -> None:
+def test_requests_that_cannot_be_scored_are_refused_by_name(make_llama: Make) -> None:
     engine = Engine(make_llama(max_position_embeddings=16), settings=EngineSettings(max_waiting=1))
     for prompt, given, word in (
         ([5], [999999], "999999 is outside the vocabulary"),

@@ -31,7 +31,7 @@ MODEL = "test-model"
 
 @dataclass
 class Record:
-    """One request that the server accepted, and what it did with it."""
+    """One accepted request, and what the server did with it."""
 
     path: str
     body: Body
@@ -40,14 +40,14 @@ class Record:
 
 
 def echo(body: Body) -> str:
-    """The last message again, or the prompt's ids as text."""
+    """The last message, or the prompt's ids as text."""
     if "messages" in body:
         return str(body["messages"][-1]["content"])
     return " ".join(map(str, body["prompt"]))
 
 
 class MisbehavingServer:
-    """The server; `records` and `outcomes` say what came in and what became of it."""
+    """The server; `records` and `outcomes` list what arrived and how it ended."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class MisbehavingServer:
         self.retry_after = retry_after
         """Value of the header sent with a 429; 'date': one second from now, as an HTTP date."""
         self.structured = structured
-        """Whether `response_format` is taken; if not, it is answered with 400."""
+        """Whether `response_format` is accepted; if not, the answer is 400."""
         self.choices_at_most = choices_at_most
         self.key, self.owned_by, self.models = key, owned_by, models
         self.keep_bodies = keep_bodies
@@ -118,7 +118,7 @@ class MisbehavingServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def served(self, path: str = "") -> list[Record]:
-        """The requests that got a good answer."""
+        """The requests that were answered properly."""
         return [record for record in self.records if record.outcome == "ok" and path in record.path]
 
     def _fault(self, raw: bytes) -> str:
@@ -206,9 +206,9 @@ class MisbehavingServer:
 
 
 def answer_body(path: str, body: Body, reply: str | dict[str, Any], choices_at_most: int = 1000) -> Body:
-    """A chat completion or completion as OpenAI writes it; a token is a UTF-8 byte for ids, a word for usage.
+    """A chat completion or completion in OpenAI's format. For ids, a token is a UTF-8 byte; for usage, a word.
 
-    A reply that has choices is the whole answer.
+    A reply that has choices is sent unchanged.
     """
     if isinstance(reply, dict) and "choices" in reply:
         return reply
@@ -279,7 +279,7 @@ class _Connection(asyncio.Protocol):
         self.send(status, json.dumps(body).encode(), extra)
 
     def send(self, status: int, data: bytes, extra: str = "", cut: int | None = None) -> None:
-        """Send bytes; `cut`: only so many of those that the header announces."""
+        """Send bytes; `cut`: only this many of those that the header announces."""
         head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{extra}Content-Length: {len(data)}\r\n\r\n"
         if not self.transport.is_closing():
             self.transport.write(head.encode() + data[:cut])

@@ -1,4 +1,4 @@
-"""A budget stops calls cleanly and can be resumed."""
+"""A budget stops calls cleanly, and the run can be resumed."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def test_exactly_the_allowed_calls_are_made_and_the_rest_stop_cleanly():
     assert budget.calls == 10
 
 
-def test_tokens_stop_the_next_call():
+def test_a_spent_token_budget_stops_the_next_call():
     budget = Budget(max_tokens=12)
     results = run_calls(budget, 5, concurrency=1)
     assert [isinstance(r, list) for r in results] == [True, True, False, False, False]

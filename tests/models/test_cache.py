@@ -1,4 +1,4 @@
-"""The response cache answers what was asked before, for several processes at once, and never stores a failure."""
+"""The response cache answers repeated requests, for several processes at once, and never stores a failure."""
 
 import asyncio
 import multiprocessing
@@ -24,7 +24,7 @@ CALLS: list[str] = []
 
 
 def numbered(request):
-    """A script that never says the same thing twice."""
+    """A script that never returns the same text twice."""
     if request.prompt[-1].content == "fail":
         raise ModelCallError("http_500")
     CALLS.append(request.prompt[-1].content)
@@ -32,7 +32,7 @@ def numbered(request):
 
 
 def session(folder, requests, budget=None, **spec):
-    """One run: ask all in order; the texts, how many were really asked, the counters."""
+    """One run that sends all requests in order: the texts, how many were really sent, the counters."""
 
     async def run():
         before = len(CALLS)
@@ -62,7 +62,7 @@ def test_completions_survive_the_disk():
     assert decode(encode(Completion("", "length"))) == Completion("", "length", cached=True)
 
 
-def test_the_address_follows_everything_that_changes_the_answer():
+def test_the_cache_key_depends_on_everything_that_changes_the_answer():
     base = Request([Message("user", "hi")], Sampling(seed=1))
     variants = [
         base,
@@ -79,7 +79,7 @@ def test_the_address_follows_everything_that_changes_the_answer():
     assert request_key("m", same) == request_key("m", base)
 
 
-def test_a_second_run_asks_nothing_again_and_costs_no_budget(tmp_path):
+def test_a_second_run_sends_no_request_again_and_spends_no_budget(tmp_path):
     requests = [ask("a", seed=1), ask("b", temperature=0.0), ask("c", n=3, seed=2), ask("d")]
     first, asked, _ = session(tmp_path, requests)
     assert asked == 6
@@ -91,7 +91,7 @@ def test_a_second_run_asks_nothing_again_and_costs_no_budget(tmp_path):
     assert stats["calls"] == 0
 
 
-def test_the_same_question_without_a_seed_wants_another_sample_each_time(tmp_path):
+def test_a_repeated_request_without_a_seed_gets_a_new_sample(tmp_path):
     first, asked, _ = session(tmp_path, [ask()] * 4)
     assert asked == len({text for (text,) in first}) == 4
     second, asked, _ = session(tmp_path, [ask()] * 5)
@@ -99,7 +99,7 @@ def test_the_same_question_without_a_seed_wants_another_sample_each_time(tmp_pat
     assert asked == 1
 
 
-def test_more_samples_than_stored_ask_only_for_the_rest(tmp_path):
+def test_if_too_few_samples_are_stored_only_the_rest_are_requested(tmp_path):
     first, _, _ = session(tmp_path, [ask(n=2)])
     second, asked, stats = session(tmp_path, [ask(n=5)])
     assert second[0][:2] == first[0]
@@ -108,7 +108,7 @@ def test_more_samples_than_stored_ask_only_for_the_rest(tmp_path):
     assert stats["cache_hit_rate"] == pytest.approx(0.4)
 
 
-def test_greedy_and_seeded_answers_are_asked_for_once(tmp_path):
+def test_greedy_and_seeded_answers_are_requested_once(tmp_path):
     texts, asked, _ = session(tmp_path, [ask(seed=5), ask(seed=5), ask(temperature=0.0), ask(temperature=0.0)])
     assert asked == 2
     assert texts[0] == texts[1]
@@ -138,7 +138,7 @@ def write_and_read(folder, worker):
     cache.close()
 
 
-def test_several_processes_write_at_once_and_the_first_stays(tmp_path):
+def test_of_several_processes_writing_at_once_the_first_wins(tmp_path):
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=write_and_read, args=(tmp_path, w)) for w in range(4)]
     for worker in workers:
@@ -163,14 +163,14 @@ def test_a_connection_does_not_cross_a_fork(tmp_path):
     assert found.text == "child"
 
 
-def test_a_file_that_is_no_cache_is_named(tmp_path):
+def test_a_file_that_is_not_a_cache_is_named(tmp_path):
     (tmp_path / "responses.sqlite").write_bytes(b"not a database, but long enough to look at" * 50)
     with pytest.raises(UserError, match="cannot use the response cache"):
         ResponseCache.open(tmp_path)
 
 
 def stored(folder):
-    """(model, completions, bytes) of what a folder's cache holds."""
+    """(model, completions, bytes) in the cache of a folder."""
     with closing(sqlite3.connect(folder / "responses.sqlite")) as connection:
         return connection.execute(
             "SELECT model, COUNT(*), SUM(LENGTH(data)) FROM completions GROUP BY model"

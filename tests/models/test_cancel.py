@@ -1,4 +1,4 @@
-"""Ctrl-C, cancellation and closing leave no call behind."""
+"""Ctrl-C, cancellation and closing leave no call running."""
 
 import asyncio
 import signal
@@ -17,11 +17,11 @@ ASK = Request([Message("user", "hello")])
 
 
 async def settled(server, outcome, count):
-    """Wait until the server has noticed that clients left."""
+    """Wait until the server has noticed that the clients left."""
     await until(lambda: server.outcomes[outcome] >= count)
 
 
-def test_a_cancelled_call_is_broken_off_at_the_server():
+def test_a_cancelled_call_is_aborted_at_the_server():
     async def run():
         async with (
             MisbehavingServer(latency=900) as server,
@@ -38,13 +38,13 @@ def test_a_cancelled_call_is_broken_off_at_the_server():
             assert server.in_flight == 0
             assert model.stats()["failed/cancelled"] == 8
             server.latency = 0
-            await model.generate(ASK)  # the slots came back
+            await model.generate(ASK)  # the slots are free again
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("fault", [{"latency": 900}, {"limit_rate": 1.0, "retry_after": "900"}, {"error": 1.0}])
-def test_closing_ends_calls_under_way_whether_they_wait_for_an_answer_or_for_a_retry(fault):
+def test_closing_ends_calls_that_wait_for_an_answer_or_a_retry(fault):
     async def run():
         async with MisbehavingServer(**fault) as server:
             model = connect({"url": server.url, "concurrency": 4, "backoff_s": 900, "patience_s": 9000})

@@ -1,4 +1,4 @@
-"""Demonstrations with tool calls: the calls are learned, in the template's own words, with the tools in the prompt."""
+"""Demonstrations with tool calls: calls are trained in the template's own format, with the tools in the prompt."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def trained(template: str, talk: list[Message]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("prompt", [PROMPT, THOUGHT], ids=["plain prompt", "prompt that opens a thought"])
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_tool_calls_are_imitated_in_the_templates_own_words(kind: str, prompt: str) -> None:
+def test_tool_calls_are_trained_in_the_templates_own_format(kind: str, prompt: str) -> None:
     whole, learned = trained(TEMPLATES[kind].replace("PROMPT", prompt), TALK)
     said = "hm" if kind == "keeps the content" else ""
-    closed = "</think>\n\n" if prompt is THOUGHT else ""  # else call and answer would be part of the thought
+    closed = "</think>\n\n" if prompt is THOUGHT else ""  # otherwise call and answer would be part of the thought
     assert learned == f'{closed}{said}<tool_call>{{"x": "2+2"}}</tool_call><|im_end|>{closed}4<|im_end|>'
     assert whole.startswith("1<|im_start|>"), "the prompt names the tools, as in a rollout"
     assert "<|im_start|>tool\n4<|im_end|>" in whole

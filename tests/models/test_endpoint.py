@@ -80,7 +80,7 @@ def test_endpoints_that_return_no_ids_are_not_asked_for_them():
 
 
 @pytest.mark.parametrize("at_most", [1000, 2, 1])
-def test_n_samples_come_back_even_from_endpoints_that_give_fewer(at_most):
+def test_n_samples_are_returned_even_by_endpoints_that_give_fewer(at_most):
     async def body(model, server):
         out = await model.generate(ask(n=4, sampling=Sampling(seed=1)))
         assert len(out) == 4
@@ -127,10 +127,10 @@ def test_a_refusal_is_a_failure_and_not_an_empty_reply():
 
 
 @pytest.mark.parametrize("header", ["0.4", "date"])
-def test_a_rate_limit_is_waited_out_as_long_as_it_asks(header):
+def test_a_rate_limit_is_obeyed_for_as_long_as_it_asks(header):
     async def body(model, server):
         server.faults = (("limited", 1.0),)
-        began = time.monotonic()  # before the answer is seen here, which may be late
+        began = time.monotonic()  # before the answer is seen here, which may take a while
         call = asyncio.create_task(model.generate(ask()))
         while not server.records:
             await asyncio.sleep(0.005)
@@ -152,7 +152,7 @@ def test_a_rate_limit_is_waited_out_as_long_as_it_asks(header):
         ("limit_rate", "rate_limited"),
     ],
 )
-def test_a_failure_that_stays_has_its_reason(fault, reason):
+def test_a_lasting_failure_has_its_reason(fault, reason):
     async def body(model, server):
         with pytest.raises(ModelCallError) as caught:
             await model.generate(ask())
@@ -165,7 +165,7 @@ def test_a_failure_that_stays_has_its_reason(fault, reason):
     attempts = with_server(
         body, {fault: 1.0}, retries=2, timeout_s=patience(0.3) if fault == "stall" else 30, patience_s=0.3
     )
-    once_more = 2  # a timeout that no answer has ever met is repeated once
+    once_more = 2  # a timeout is repeated once if no answer has ever arrived in time
     assert attempts >= 3 if fault == "limit_rate" else attempts == (once_more if fault == "stall" else 3)
 
 
@@ -195,7 +195,7 @@ def test_a_bad_request_that_is_not_about_the_schema_leaves_it_on():
     with_server(body)
 
 
-def test_endpoints_that_want_the_other_length_field_get_it():
+def test_endpoints_that_need_the_other_length_field_get_it():
     async def body(model, server):
         refusal = (400, {"error": {"message": "max_tokens is not supported; use 'max_completion_tokens' instead."}})
         server._problem = lambda body: refusal if "max_tokens" in body else None
@@ -207,7 +207,7 @@ def test_endpoints_that_want_the_other_length_field_get_it():
     with_server(body)
 
 
-def test_the_only_served_model_is_found_and_an_unknown_one_named():
+def test_the_only_served_model_is_found_and_an_unknown_one_is_named():
     async def several():
         async with MisbehavingServer(models=("a", "b")) as server:
             with pytest.raises(UserError, match=r"serves a, b; name one in 'model'"):
@@ -221,12 +221,12 @@ def test_the_only_served_model_is_found_and_an_unknown_one_named():
     asyncio.run(several())
 
 
-def test_an_endpoint_that_is_not_there_is_said_before_any_work():
+def test_an_unreachable_endpoint_is_reported_before_any_work():
     with pytest.raises(UserError, match=r"cannot reach http://127\.0\.0\.1:9/v1"):
         asyncio.run(connect({"url": "http://127.0.0.1:9/v1", "retries": 1, "backoff_s": 0.01}).start())
 
 
-def test_keys_come_from_the_environment_and_a_missing_or_wrong_one_is_said(monkeypatch):
+def test_keys_come_from_the_environment_and_a_missing_or_wrong_one_is_reported(monkeypatch):
     async def body(server, **spec):
         async with connect({"url": server.url, **spec}) as model:
             return await model.generate(ask())
@@ -258,7 +258,7 @@ def test_extra_fields_are_added_and_omitted_ones_left_out():
     with_server(body, extra_body={"chat_template_kwargs": {"enable_thinking": False}}, omit=["seed"])
 
 
-def test_no_more_calls_are_in_flight_than_the_endpoint_allows_over_all_roles():
+def test_calls_in_flight_of_all_roles_stay_within_the_endpoints_limit():
     async def run():
         async with MisbehavingServer(latency=0.02) as server:
             models = connect_all(
@@ -322,7 +322,7 @@ def test_given_ids_are_scored_by_an_echo_of_the_prompt(tmp_path):
     with_server(body, {"owned_by": "vllm", "reply": scored}, cache=str(tmp_path))
 
 
-def test_a_scoring_that_fails_for_a_moment_is_tried_again():
+def test_a_scoring_that_fails_once_is_retried():
     async def body(model, server):
         assert await asyncio.gather(*(model.logprobs([5], [6, i]) for i in range(2, 22))) == [
             (-6.0, -float(i)) for i in range(2, 22)

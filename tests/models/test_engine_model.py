@@ -107,7 +107,7 @@ def test_a_json_schema_is_followed(model: EngineModel) -> None:
 
 @pytest.mark.skipif(not grammar.available(), reason="llguidance is not installed")
 def test_a_helper_of_random_weights_answers_in_whole_objects(model: EngineModel) -> None:
-    """It never ends a text by itself; the limits of a second attempt do."""
+    """It never ends a text by itself; the limits of a second attempt end it."""
     schema, sampling = text_schema("thought", "response"), Sampling(max_tokens=120, seed=3)
 
     async def play() -> ModelAnswer:
@@ -117,7 +117,7 @@ def test_a_helper_of_random_weights_answers_in_whole_objects(model: EngineModel)
     assert set(answer.values) == {"thought", "response"} and "truncated" in answer.flaws
 
 
-def test_without_the_library_the_reason_says_what_to_install(
+def test_without_the_library_the_error_says_what_to_install(
     model: EngineModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar, "available", lambda: False)
@@ -128,7 +128,7 @@ def test_without_the_library_the_reason_says_what_to_install(
 
 
 def test_a_stop_string_of_many_bytes_ends_the_text(model: EngineModel) -> None:
-    """Every byte is a token here: three emojis are twelve of them."""
+    """Every byte is a token here, so three emojis are twelve tokens."""
     stop = "🙂🙂🙂🙂🙂"
     stopped = model.rules(Request([5], Sampling(stop=(stop,)))).stopped
     assert stopped is not None

@@ -1,4 +1,4 @@
-"""JSON grammars: what may stand between the parts of a text is bounded."""
+"""JSON grammars: white space between the parts of a text is bounded."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ def compiler() -> SchemaCompiler:
 
 
 def taken(compiler: SchemaCompiler, schema: dict[str, Any], text: str) -> int:
-    """How many bytes of a text the grammar lets through."""
+    """How many bytes of a text the grammar accepts."""
     matcher = compiler.grammar(schema)().matcher  # type: ignore[attr-defined]
     return int(matcher.try_consume_tokens(compiler._tokenizer.tokenize_str(text)))
 
@@ -46,12 +46,14 @@ def test_a_model_cannot_fill_its_budget_with_blanks(
 
 @pytest.mark.parametrize("schema", [OBJECT, SCHEMA])
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"separators": (",", ":")}])
-def test_the_usual_layouts_are_taken(compiler: SchemaCompiler, schema: dict[str, Any], layout: dict[str, Any]) -> None:
+def test_the_usual_layouts_are_accepted(
+    compiler: SchemaCompiler, schema: dict[str, Any], layout: dict[str, Any]
+) -> None:
     text = json.dumps(VALUE, **layout)
     assert taken(compiler, schema, text) == len(text)
 
 
-def test_a_schema_may_bring_its_own_layout(compiler: SchemaCompiler) -> None:
+def test_a_schema_may_define_its_own_layout(compiler: SchemaCompiler) -> None:
     roomy = {**OBJECT, "x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}}
     text = "{" + " " * 30 + '"a":1}'
     assert taken(compiler, roomy, text) == len(text)

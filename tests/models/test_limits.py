@@ -1,4 +1,4 @@
-"""Rates are kept."""
+"""Rate limits are kept."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ def test_calls_per_minute_are_kept():
     assert asyncio.run(run()) >= 0.45  # 20 at once, 10 more at 20 a second
 
 
-def test_tokens_per_minute_are_kept_by_what_calls_really_use():
+def test_tokens_per_minute_are_kept_by_actual_usage():
     def reply(request):
         return Completion("x", "stop", prompt_tokens=50, completion_tokens=50)
 
@@ -41,7 +41,7 @@ def test_tokens_per_minute_are_kept_by_what_calls_really_use():
         finally:
             del SCRIPTS["limits-test"]
 
-    # 1,500 tokens at 1,000 a second with 1,000 at once; by the guesses of 900 each it would take 12 s
+    # 1,500 tokens at 1,000 a second with 1,000 at once; by the estimates of 900 each it would take 12 s
     assert 0.3 <= asyncio.run(run(reply)) < patience(8)
 
 
@@ -56,6 +56,6 @@ def test_more_than_the_bucket_holds_is_paid_back():
     assert asyncio.run(run()) >= 0.35
 
 
-def test_a_borrowed_policy_is_asked_by_all_at_once_whatever_endpoints_take():
+def test_a_lent_policy_takes_all_calls_at_once_whatever_the_limit_of_endpoints():
     borrowed = connect("policy", role="judge", policy=connect("scripted:echo"), endpoints=Endpoints())
     assert isinstance(borrowed, BorrowedModel) and borrowed.limits.concurrency == 1_000_000

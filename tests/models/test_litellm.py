@@ -66,7 +66,7 @@ def test_a_call_goes_through_the_library_and_comes_back_whole():
     with_server(body, price_in=1, price_out=2)
 
 
-def test_faults_are_retried_by_us_and_counted_once():
+def test_failures_are_retried_by_our_client_and_counted_once():
     faults = {"drop": 0.08, "limit_rate": 0.08, "malformed": 0.08, "error": 0.05}
 
     async def body(model, server):
@@ -82,7 +82,7 @@ def test_faults_are_retried_by_us_and_counted_once():
 @pytest.mark.parametrize(
     ("fault", "reason"), [("error", "http_500"), ("limit_rate", "rate_limited"), ("stall", "timeout")]
 )
-def test_a_failure_that_stays_has_its_reason(fault, reason):
+def test_a_lasting_failure_has_its_reason(fault, reason):
     async def body(model, server):
         with pytest.raises(ModelCallError) as caught:
             await model.generate(ask())
@@ -102,7 +102,7 @@ def test_a_refused_schema_is_remembered():
     with_server(body, {"structured": False})
 
 
-def test_a_wrong_key_and_an_unknown_model_are_the_users_to_mend(monkeypatch):
+def test_a_wrong_key_and_an_unknown_model_are_user_errors(monkeypatch):
     async def body(model, server):
         with pytest.raises(UserError):
             await model.generate(ask())
@@ -112,12 +112,12 @@ def test_a_wrong_key_and_an_unknown_model_are_the_users_to_mend(monkeypatch):
     with_server(body, {}, model="no-such-model")
 
 
-def test_the_openai_client_is_not_a_way_to_call():
+def test_the_openai_client_is_not_a_backend():
     with pytest.raises(UserError, match=r"models.user.via = 'openai': input should be 'http' or 'litellm'"):
         connect({"url": "http://127.0.0.1:9/v1", "model": MODEL, "via": "openai"}, role="user")
 
 
-def test_providers_say_what_is_missing_before_any_work(monkeypatch):
+def test_missing_settings_of_a_provider_are_reported_before_any_work(monkeypatch):
     pytest.importorskip("litellm")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UserError, match="OPENAI_API_KEY"):

@@ -93,7 +93,7 @@ def test_a_local_model_can_be_called_only_while_it_is_loaded(folder):
 
 
 @pytest.mark.parametrize("name", ["./no/such/folder", "local:/no/such"])
-def test_a_folder_that_is_not_there_is_named(name):
+def test_a_missing_folder_is_named(name):
     with pytest.raises(UserError, match="there is no folder"):
         local_path(name)
 
@@ -104,7 +104,7 @@ def test_a_folder_that_holds_no_model_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_smollm2_is_converted_once_with_the_right_ends_and_constants(smollm2):
+def test_smollm2_is_converted_once_with_the_right_end_tokens_and_constants(smollm2):
     config = json.loads((Path(smollm2) / "config.json").read_text())
     assert config["rms_norm_eps"] == 1e-5
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 2)
@@ -136,7 +136,7 @@ def test_smollm2_tokenizes_digits_one_by_one_and_renders_chatml(smollm2):
 
 
 @pytest.mark.slow
-def test_smollm2_speaks(smollm2, monkeypatch):
+def test_smollm2_answers_a_question(smollm2, monkeypatch):
     monkeypatch.setenv("UPSHOT_CACHE", str(Path(smollm2).parent))
 
     async def run():
@@ -166,7 +166,7 @@ def test_smollm2_gives_json_or_says_bad_json(smollm2, monkeypatch):
     print(answers)
 
 
-def test_other_weights_in_the_same_folder_are_another_model_to_the_cache(folder, tmp_path):
+def test_changed_weights_in_a_folder_are_a_different_model_for_the_cache(folder, tmp_path):
     async def run():
         async with connect({"model": folder, "cache": str(tmp_path)}) as model:
             await model.generate(Request([Message("user", "hi")], Sampling(max_tokens=2, seed=3)))
@@ -223,7 +223,7 @@ assert gc.get_freeze_count() == frozen
 """
 
 
-def test_nothing_is_collected_while_importing_and_collecting_goes_on_afterwards() -> None:
+def test_garbage_collection_is_off_during_imports_and_on_afterwards() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "nothing is reported as leaked at the end"
@@ -247,14 +247,14 @@ def test_a_damaged_adapter_configuration_is_named(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["-1", "http://"])
-def test_what_cannot_be_a_name_of_the_hub_is_one_line(name):
+def test_a_name_that_the_hub_cannot_have_is_one_clear_line(name):
     with pytest.raises(UserError, match="neither a folder nor a model of the Hugging Face hub"):
         adapter_config(name, offline=True)
 
 
 @pytest.mark.parametrize(("computes", "kind"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_is_bfloat16_only_where_a_gpu_computes_with_it(computes, kind, monkeypatch):
-    """A T4 and a V100 emulate it."""
+def test_auto_is_bfloat16_only_if_the_gpu_computes_in_it(computes, kind, monkeypatch):
+    """A T4 and a V100 only emulate it."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda emulated=True: emulated or computes)
     assert str(pick_dtype("auto", "cuda:1")) == f"torch.{kind}" and str(pick_dtype("auto", "cpu")) == "torch.float32"

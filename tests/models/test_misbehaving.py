@@ -1,4 +1,4 @@
-"""Thousands of calls against a server that drops, limits, garbles and stalls: none lost, none counted twice."""
+"""Thousands of calls to a server that drops, rate-limits, garbles and stalls: none is lost, none counted twice."""
 
 import asyncio
 import gc
@@ -24,7 +24,9 @@ def test_every_call_is_answered_once_and_counted_once():
             spec = {
                 "url": server.url,
                 "concurrency": 256,
-                "timeout_s": patience(5.0),  # well above what a busy machine needs for a call, or it is served twice
+                "timeout_s": patience(
+                    5.0
+                ),  # well above what a busy machine needs for a call; otherwise it would be served twice
                 "backoff_s": 0.1,
                 "price_in": 1,
                 "price_out": 1,
@@ -78,10 +80,10 @@ def test_memory_stays_flat_over_many_calls():
         sizes = asyncio.run(run())
     finally:
         tracemalloc.stop()
-    assert sizes[-1] - sizes[1] < 100_000, sizes  # 360 calls apart; latencies kept for quantiles are bounded
+    assert sizes[-1] - sizes[1] < 100_000, sizes  # 360 calls apart; the latencies kept for quantiles are bounded
 
 
-def test_what_cannot_be_answered_is_missing_with_its_reason_and_the_rest_is_there():
+def test_unanswerable_calls_are_missing_with_their_reason_and_the_rest_complete():
     async def run():
         async with (
             MisbehavingServer(drop=0.3, error=0.2, malformed=0.2) as server,

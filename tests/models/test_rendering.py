@@ -1,4 +1,4 @@
-"""Rendering: a next turn only appends, whatever the chat template does with history."""
+"""Rendering: a new turn only appends, whatever the chat template does with the history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ turns = st.lists(st.tuples(words, words, st.booleans()), min_size=1, max_size=4)
 
 
 def play(renderer: Renderer, opening: list[Message], talk: list[tuple[str, str, bool]]) -> Conversation:
-    """A conversation whose policy turns are "sampled" as given, some of them cut before the end-of-turn token."""
+    """A conversation whose policy turns are "sampled" as given; some are cut before the end-of-turn token."""
     conversation = Conversation(Row("r", tuple(opening)))
     for user, reply, ended in talk:
         conversation.say(Message("user", user))
@@ -55,9 +55,7 @@ def test_earlier_ids_are_a_prefix_of_later_ones(family: str, talk: list[tuple[st
 @pytest.mark.parametrize("family", APPENDING)
 @given(talk=turns)
 @settings(max_examples=40, deadline=None)
-def test_appended_turns_read_as_the_template_itself_renders_them(
-    family: str, talk: list[tuple[str, str, bool]]
-) -> None:
+def test_appended_turns_equal_what_the_template_renders(family: str, talk: list[tuple[str, str, bool]]) -> None:
     renderer = RENDERERS[family]
     ended = [(user, reply, True) for user, reply, _ in talk]
     conversation = play(renderer, [], ended)
@@ -80,7 +78,7 @@ def test_a_turn_cut_at_the_limit_is_closed_before_the_next_message(family: str) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_end_of_turn_token_is_the_familys(family: str) -> None:
+def test_the_end_of_turn_token_is_that_of_the_family(family: str) -> None:
     renderer = RENDERERS[family]
     assert renderer.tokenizer.convert_ids_to_tokens(renderer.end_id) == FAMILIES[family][1]
     assert renderer.end_id in renderer.end_ids

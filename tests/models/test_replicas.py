@@ -1,4 +1,5 @@
-"""A model at several addresses: calls go where there is room, and elsewhere when a replica is slow, sick or gone."""
+"""A model at several addresses: calls go where there is capacity, and elsewhere if a replica is slow, failing or
+gone."""
 
 import asyncio
 import logging
@@ -63,7 +64,7 @@ def test_every_call_is_answered_once_though_replicas_drop_garble_and_fail():
     assert [stats[f"user/replica/{n}/calls"] for n in names] == [sum(s.outcomes.values()) for s in there]
 
 
-def test_a_killed_replicas_calls_are_answered_elsewhere_and_it_is_used_again_when_it_is_back(monkeypatch):
+def test_calls_of_a_killed_replica_are_answered_elsewhere_and_it_is_used_again_when_back(monkeypatch):
     monkeypatch.setattr(routing_module, "PAUSE_S", 0.05)
 
     async def run():
@@ -99,7 +100,7 @@ def test_a_killed_replicas_calls_are_answered_elsewhere_and_it_is_used_again_whe
     assert len(there[2].served()) > 5
 
 
-def test_a_replica_that_hangs_is_put_out_by_its_timeouts_and_used_again_when_it_answers(monkeypatch):
+def test_a_replica_that_hangs_is_excluded_by_its_timeouts_and_used_again_when_it_answers(monkeypatch):
     monkeypatch.setattr(routing_module, "PAUSE_S", 0.3)
 
     async def run():
@@ -109,11 +110,11 @@ def test_a_replica_that_hangs_is_put_out_by_its_timeouts_and_used_again_when_it_
             model = await stack.enter_async_context(connect(spec, role="user"))
             for i in range(20):
                 await model.generate(ask(i))
-            hangs.latency = 600  # as after SIGSTOP: it takes calls and answers none
+            hangs.latency = 600  # as after SIGSTOP: it accepts calls and answers none
             answers = await asyncio.gather(*(model.generate(ask(i)) for i in range(200, 240)))
             out = model.stats()
             hangs.latency = 0
-            while model.stats()["user/replicas_up"] < 3:  # tried again once the pause is over
+            while model.stats()["user/replicas_up"] < 3:  # tried again after the pause
                 await model.generate(ask(0))
                 await asyncio.sleep(0.01)
             return answers, out, model.stats(), short_name(hangs.url)
@@ -124,7 +125,7 @@ def test_a_replica_that_hangs_is_put_out_by_its_timeouts_and_used_again_when_it_
     assert stats["user/failed"] == 0
 
 
-def test_no_call_is_sent_twice_though_answers_become_late():
+def test_no_call_is_sent_twice_if_answers_become_slow():
     async def run():
         async with AsyncExitStack() as stack:
             there = await servers(stack, {}, {})
@@ -187,7 +188,7 @@ def test_when_all_replicas_are_dead_the_call_fails_with_the_usual_reason_and_wor
             failures = await asyncio.gather(*(model.generate(ask(i)) for i in range(8)), return_exceptions=True)
             stats = model.stats()
             async with MisbehavingServer(port=ports[1]):
-                # the breakers are still open, but there is nowhere else to go
+                # the breakers are still open, but there is no other replica
                 answers = await asyncio.gather(*(_patient(model, i) for i in range(4)))
             return failures, stats, answers
 
@@ -207,7 +208,7 @@ async def _patient(model, i):
             await asyncio.sleep(0.1)
 
 
-def test_a_run_begins_without_a_dead_replica_and_takes_it_in_later(monkeypatch, caplog):
+def test_a_run_begins_without_a_dead_replica_and_uses_it_later(monkeypatch, caplog):
     monkeypatch.setattr(routing_module, "PAUSE_S", 60.0)
 
     async def run():
@@ -233,7 +234,7 @@ def test_a_run_begins_without_a_dead_replica_and_takes_it_in_later(monkeypatch, 
     assert before["user/retries"] == before["user/failed"] == 0, "no call had to find out"
 
 
-def test_no_replica_at_the_start_is_said_before_any_work():
+def test_no_reachable_replica_is_reported_before_any_work():
     async def run():
         async with connect(spec_of("http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1", retries=1)):
             pass
@@ -271,7 +272,7 @@ def test_a_file_of_addresses_is_followed_while_calls_go_on(tmp_path, monkeypatch
             await until(lambda: list(model.routing.replicas) == [second.url])
             asked = len(first.records)
             answers = await running
-            file.write_text("")  # half written, or gone: that changes nothing
+            file.write_text("")  # a half-written or missing file changes nothing
             await asyncio.sleep(0.05)
             await model.generate(ask(1000))
             file.unlink()
@@ -287,7 +288,7 @@ def test_a_file_of_addresses_is_followed_while_calls_go_on(tmp_path, monkeypatch
     assert stats["user/retries"] == stats["user/failed"] == 0
 
 
-def test_a_file_that_lists_no_address_or_a_wrong_one_is_refused(tmp_path):
+def test_a_file_without_addresses_or_with_a_wrong_one_is_refused(tmp_path):
     async def run(url):
         async with connect({"url": str(url), "retries": 0}):
             pass
@@ -303,7 +304,7 @@ def test_a_file_that_lists_no_address_or_a_wrong_one_is_refused(tmp_path):
         asyncio.run(run(tmp_path / "absent"))
 
 
-def test_roles_that_name_the_same_replicas_share_their_places():
+def test_roles_that_name_the_same_replicas_share_their_slots():
     async def run():
         async with AsyncExitStack() as stack:
             there = await servers(stack, {"latency": 0.02}, {"latency": 0.02})
@@ -320,7 +321,7 @@ def test_roles_that_name_the_same_replicas_share_their_places():
 
 
 @pytest.mark.parametrize("fault", [{"latency": 30}, {"limit_rate": 1.0, "retry_after": "30"}, {"error": 1.0}])
-def test_closing_ends_calls_in_flight_in_line_and_between_attempts(fault):
+def test_closing_ends_calls_in_flight_queued_and_between_attempts(fault):
     async def run():
         async with AsyncExitStack() as stack:
             there = await servers(stack, fault, fault)
@@ -335,7 +336,7 @@ def test_closing_ends_calls_in_flight_in_line_and_between_attempts(fault):
     assert {outcome.reason for outcome in outcomes} == {"closed"}
 
 
-def test_cancelled_calls_give_their_places_back():
+def test_cancelled_calls_release_their_slots():
     async def run():
         async with AsyncExitStack() as stack:
             there = await servers(stack, {}, {})
@@ -357,7 +358,7 @@ def test_cancelled_calls_give_their_places_back():
     asyncio.run(run())
 
 
-def test_what_is_asked_does_not_depend_on_the_number_of_replicas():
+def test_requests_do_not_depend_on_the_number_of_replicas():
     async def run(count):
         async with AsyncExitStack() as stack:
             there = await servers(stack, *({} for _ in range(count)))
@@ -389,7 +390,7 @@ def test_an_answer_is_found_in_the_cache_whichever_replica_gave_it(tmp_path):
     assert stats["user/cache_hits"] == 20
 
 
-def test_a_call_that_a_replica_refuses_is_not_tried_elsewhere():
+def test_a_call_that_one_replica_refuses_is_not_tried_on_another():
     async def run():
         async with AsyncExitStack() as stack:
             there = await servers(stack, {"structured": False}, {"structured": False})
@@ -404,7 +405,7 @@ def test_a_call_that_a_replica_refuses_is_not_tried_elsewhere():
     assert stats["user/replicas_up"] == 2
 
 
-def test_counters_go_on_after_a_resume():
+def test_counters_continue_after_a_resume():
     async def run():
         async with AsyncExitStack() as stack:
             there = await servers(stack, {}, {})
@@ -419,7 +420,7 @@ def test_counters_go_on_after_a_resume():
     assert sum(asyncio.run(run())) == 20
 
 
-def test_a_latecomer_that_serves_another_model_is_not_taken_in(monkeypatch):
+def test_a_late_replica_that_serves_another_model_is_not_used(monkeypatch):
     monkeypatch.setattr(routing_module, "PAUSE_S", 0.01)
 
     async def run():

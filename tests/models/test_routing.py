@@ -1,4 +1,4 @@
-"""Where a call goes: properties of the choice under any order of calls, answers, failures, comings and goings."""
+"""Where a call goes: properties that hold for any order of calls, answers, failures, joins and leaves."""
 
 import asyncio
 import random
@@ -50,7 +50,7 @@ def test_homes_are_spread_evenly():
     assert min(counts) > 400
 
 
-def test_the_prefix_is_the_conversations_beginning():
+def test_the_prefix_is_the_beginning_of_the_conversation():
     def key(*contents, ids=None):
         roles = ["system", "user", "assistant", "user"]
         return prefix_key(Request(ids or [Message(r, c) for r, c in zip(roles, contents, strict=False)]))
@@ -70,7 +70,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, concurrency=st.integers(1, 4), count=st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
-def test_a_call_finds_a_place_wherever_there_is_one_and_loads_are_kept_whatever_happens(steps, concurrency, count):
+def test_a_call_finds_any_free_slot_and_loads_stay_correct(steps, concurrency, count):
     async def run():
         clock = Clock()
         slots = CallSlots(concurrency)
@@ -109,7 +109,7 @@ def test_a_call_finds_a_place_wherever_there_is_one_and_loads_are_kept_whatever_
     asyncio.run(run())
 
 
-def test_whoever_waits_for_a_place_hears_of_one_that_is_free():
+def test_a_waiting_call_is_told_of_a_free_slot():
     async def run():
         routing = Routing(1, CallSlots(1))
         routing.update(URLS[:1])
@@ -133,7 +133,7 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_trial_through_afte
     for _ in range(FAILURES - 1):
         breaker.record_failure(0.0)
     assert breaker.takes_calls(0.0)
-    for _ in range(20):  # the rest of what was under way
+    for _ in range(20):  # the remaining calls in flight
         breaker.record_failure(0.0)
     assert breaker.opened == 1
     assert not breaker.takes_calls(PAUSE_S - 0.01)
@@ -150,7 +150,7 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_trial_through_afte
     assert breaker.opened == 1
 
 
-def test_the_next_call_tries_a_replica_that_has_rested_whoever_s_home_it_is():
+def test_the_next_call_tries_a_rested_replica_regardless_of_its_home():
     for url in URLS[:3]:
         clock = Clock()
         routing = Routing(4, CallSlots(4), clock)
@@ -165,7 +165,7 @@ def test_the_next_call_tries_a_replica_that_has_rested_whoever_s_home_it_is():
         assert routing.up == 3
 
 
-def test_the_pause_of_a_breaker_does_not_grow_for_ever():
+def test_the_pause_of_a_breaker_is_bounded():
     breaker, now = Replica(URLS[0]), 0.0
     breaker.put_out(now)
     for _ in range(20):
@@ -175,7 +175,7 @@ def test_the_pause_of_a_breaker_does_not_grow_for_ever():
         breaker.record_failure(now)
 
 
-def test_slots_let_in_as_many_as_the_bound_says_while_it_changes():
+def test_slots_admit_as_many_as_the_changing_bound_allows():
     async def run():
         slots, inside, most = CallSlots(2), 0, []
 
@@ -192,7 +192,7 @@ def test_slots_let_in_as_many_as_the_bound_says_while_it_changes():
         await asyncio.sleep(0)
         tasks[5].cancel()
         slots.resize(5)
-        tasks[3].cancel()  # admitted by the line above, and not yet inside
+        tasks[3].cancel()  # admitted by the line above but not yet inside
         await asyncio.sleep(0)
         slots.resize(1)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -205,11 +205,11 @@ def test_slots_let_in_as_many_as_the_bound_says_while_it_changes():
     assert most[-1] == (1, 1)
 
 
-def test_a_process_has_its_share_of_the_slots_whatever_the_bound_becomes():
+def test_a_process_keeps_its_share_of_the_slots_when_the_bound_changes():
     async def run():
         slots = CallSlots(8)
         slots.share(4)
-        for bound, share in ((8, 2), (24, 6), (3, 1)):  # one replica, three, and a breaker that leaves little
+        for bound, share in ((8, 2), (24, 6), (3, 1)):  # one replica, three, and a breaker that leaves few
             slots.resize(bound)
             calls = [asyncio.create_task(slots.acquire()) for _ in range(10)]
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Scripted models and how roles are connected."""
+"""Scripted models, and how roles are connected to models."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ async def slow_shout(request):
 
 
 def seeds(request):
-    """A script that shows its seed."""
+    """A script that returns its seed."""
     return str(request.sampling.seed)
 
 
@@ -44,7 +44,7 @@ def test_built_in_scripts_answer():
     assert call("scripted:number", say("12 apples and -3.5 pears"))[0].text == "#### -3.5"
 
 
-def test_a_function_of_yours_answers_sync_or_async():
+def test_a_users_function_may_be_sync_or_async():
     (completion,) = call("scripted:tests.models.test_scripted:slow_shout", say("hey"))
     assert (completion.text, completion.finish, completion.completion_tokens) == ("HEY", "length", 7)
 
@@ -95,13 +95,13 @@ def test_latency_is_concurrent():
         ("policy", "no model is trained here"),
     ],
 )
-def test_what_cannot_be_connected_is_said_at_once(spec, message):
+def test_a_model_that_cannot_be_connected_is_reported_at_once(spec, message):
     with pytest.raises(UserError) as caught:
         connect(spec, role="user")
     assert message in str(caught.value)
 
 
-def test_messages_are_not_ids():
+def test_ids_are_refused_by_models_that_take_messages():
     with pytest.raises(UserError, match="takes messages, not token ids"):
         call("scripted:echo", Request([1, 2, 3]))
 
@@ -120,7 +120,7 @@ class Policy(Model):
         self.closed = True
 
 
-def test_the_policy_is_lent_counted_by_role_and_not_closed():
+def test_the_policy_is_lent_and_counted_by_role_and_never_closed():
     policy = Policy()
 
     async def run():

@@ -1,4 +1,4 @@
-"""An endpoint slower than its timeout: who waits for whom is said, and what to set; nothing is repeated in vain."""
+"""An endpoint slower than its timeout: the log says who waits and what to set; nothing is repeated in vain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from upshot.models.client.usage import UsageMeter, describe_waits, watch
 from upshot.models.connect import connect
 
 FOREVER = 60.0
-"""Seconds that the slow server takes for an answer; nobody waits for them."""
+"""Seconds that the slow server takes to answer; nobody waits for them."""
 
 
 def ask(text: str = "?", role: str = "judge") -> Request:
@@ -46,7 +46,7 @@ def test_a_timeout_that_no_answer_has_ever_met_is_repeated_once_and_the_failure_
     assert troubles == {"timeout": 2}, "one repeated, one failed"
 
 
-def test_where_an_answer_has_come_in_time_a_timeout_is_worth_all_retries() -> None:
+def test_after_an_answer_in_time_a_timeout_gets_all_retries() -> None:
     asked: Counter[str] = Counter()
 
     async def reply(body: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""JSON out of a model keeps what was meant and says what is wrong."""
+"""JSON from a model: what was meant is kept, and errors say what is wrong."""
 
 import asyncio
 import json
@@ -26,8 +26,8 @@ CONTROL_BEFORE_LETTER = re.compile(r"[\b\f\r\t\n](?=[A-Za-z])")
 @given(st.text())
 @example("<think>")
 @example("</think> {")
-def test_any_text_survives_the_round_trip(text):
-    # A control character before a letter is what unescaped LaTeX looks like; everything else comes back as it was.
+def test_any_text_survives_a_round_trip_through_json(text):
+    # A control character before a letter is what unescaped LaTeX looks like; everything else comes back unchanged.
     text = CONTROL_BEFORE_LETTER.sub(" ", text)
     for written in (json.dumps({"response": text}), json.dumps({"response": text}, ensure_ascii=False)):
         assert parse_json_object(written) == {"response": text}
@@ -74,7 +74,7 @@ def test_a_number_in_quotes_stays_text():
         ('{"response": "a", "other": 1}', "'other' was unexpected"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(text, reason):
+def test_an_object_that_does_not_fit_is_refused_with_the_reason(text, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
         parse_json_object(text, SCHEMA)
 
@@ -117,7 +117,7 @@ def test_nested_lists_enums_and_lengths_are_checked():
     assert schema_flaw(None, {"anyOf": [{"type": "string"}, {"type": "null"}]}) is None
 
 
-def test_flaws_say_where_they_are_what_is_there_and_what_must_be():
+def test_errors_name_their_place_the_value_and_what_is_expected():
     inner = {"type": "object", "properties": {"n": {"type": "integer", "exclusiveMaximum": 3}}, "required": ["n"]}
     schema = {"$defs": {"inner": inner}, "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/inner"}}}}
     assert schema_flaw({"a": [{"n": 1}, {}]}, schema) == "'a[1]': 'n' is a required property"
@@ -129,7 +129,7 @@ def test_flaws_say_where_they_are_what_is_there_and_what_must_be():
 
 
 class Lines(Model):
-    """Answers with the next line each time."""
+    """Answers with the next line at each call."""
 
     name = "lines"
 
@@ -164,7 +164,7 @@ def test_an_endpoint_that_enforces_schemas_is_not_asked_in_words():
     assert model.asked[0].schema == SCHEMA
 
 
-def test_an_object_that_was_cut_off_is_made_to_fit_where_lengths_are_enforced():
+def test_after_a_truncated_object_shorter_texts_are_asked_for_if_lengths_are_enforced():
     for lengths in (True, False):
         model = Lines('{"response": "a…', '{"response": "b…', '{"response": "c"}', schema=True, lengths=lengths)
         sampling = Sampling(max_tokens=100)
@@ -173,7 +173,7 @@ def test_an_object_that_was_cut_off_is_made_to_fit_where_lengths_are_enforced():
         assert asked == ([None, 50, 25] if lengths else [None, None, None])
 
 
-def test_a_missing_library_is_named_where_it_would_have_enforced_the_form():
+def test_a_missing_library_that_would_enforce_the_schema_is_named():
     model = Lines("a", "b", "c", no_schema="strict JSON is only enforced with the library x")
     with pytest.raises(ModelCallError, match="only enforced with the library x"):
         asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA))

@@ -1,4 +1,4 @@
-"""Tool calls of the big families: the same words and calls, however the text is cut into pieces."""
+"""Tool calls of the large model families: the same words and calls, however the text is split into pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAMILIES = [Hermes, Llama3, Mistral]
 
 
 def merged(parts: list[Part]) -> list[Part]:
-    """Words that follow each other as one."""
+    """Adjacent words joined into one."""
     out: list[Part] = []
     for part in parts:
         if isinstance(part, str) and out and isinstance(out[-1], str):
@@ -93,7 +93,7 @@ ADDED = call("add", a=1, b={"c": [2]})
         (Mistral, "[TOOL_CALLS]f[ARGS]", None),
     ],
 )
-def test_words_and_calls_are_told_apart_and_what_is_no_call_is_text(
+def test_words_and_calls_are_separated_and_malformed_calls_are_text(
     kind: type[CallParser], text: str, parts: list[Part] | None
 ) -> None:
     whole = read(kind, text)
@@ -121,7 +121,7 @@ def test_the_pieces_of_a_stream_make_no_difference(kind: type[CallParser], text:
     whole = read(kind, text)
     assert read(kind, *(text[a:b] for a, b in pairwise(places))) == whole == read(kind, *text)
     if not any(isinstance(part, ToolCall) for part in whole):
-        assert "".join(map(str, whole)) == text  # no character is lost where nothing was called
+        assert "".join(map(str, whole)) == text  # no character is lost if nothing was called
     for part in whole:
         if isinstance(part, ToolCall):
             assert isinstance(json.loads(part.arguments), dict) and part.name
@@ -135,7 +135,9 @@ ARGUMENTS = st.dictionaries(st.text(max_size=3), VALUE, max_size=3)
 @pytest.mark.parametrize("kind", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ARGUMENTS, min_size=1, max_size=3), st.booleans())
-def test_any_arguments_come_through(kind: type[CallParser], made: list[dict[str, Any]], ascii_only: bool) -> None:
+def test_any_arguments_are_parsed_unchanged(
+    kind: type[CallParser], made: list[dict[str, Any]], ascii_only: bool
+) -> None:
     bodies = [json.dumps({"name": "f", kind.key: a}, ensure_ascii=ascii_only) for a in made]
     text = {
         Hermes: "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies),
@@ -167,7 +169,7 @@ def think(opened: bool, *pieces: str) -> tuple[str, str]:
         (False, "a < b <thin", ("", "a < b <thin")),
     ],
 )
-def test_a_growing_thought_is_told_apart_from_the_answer(opened: bool, text: str, parts: tuple[str, str]) -> None:
+def test_a_streamed_thought_is_separated_from_the_answer(opened: bool, text: str, parts: tuple[str, str]) -> None:
     assert think(opened, text) == think(opened, *text) == parts
 
 
@@ -179,12 +181,12 @@ def test_the_pieces_of_a_thought_make_no_difference(opened: bool, text: str, cut
     assert think(opened, *(text[a:b] for a, b in pairwise(places))) == think(opened, text) == think(opened, *text)
 
 
-def test_a_text_full_of_openings_is_read_in_linear_time() -> None:
+def test_a_text_full_of_call_openings_is_parsed_in_linear_time() -> None:
     text = '<tool_call>{"' * 5_000
     assert read(Hermes, *(text[i : i + 4] for i in range(0, len(text), 4))) == [text]
 
 
-def test_the_family_is_known_by_the_words_of_the_chat_template() -> None:
+def test_the_family_is_recognised_by_the_chat_template() -> None:
     assert parser_for('<tool_call>\n{\\"name\\": <function-name>, \\"arguments\\": <args>}\n</tool_call>') is Hermes
     assert parser_for("<|start_header_id|>ipython<|end_header_id|>") is Llama3
     assert parser_for("[TOOL_CALLS]") is Mistral

@@ -1,4 +1,4 @@
-"""Slow endpoints are not silent: who waits, how long, and what had to be tried again."""
+"""Slow endpoints are reported: who waits, how long, and what was retried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASK = Request([Message("user", "?")])
 
 
 class Slow(ScriptedModel):
-    """Times out twice, then hangs until it is let go."""
+    """Times out twice, then hangs until it is released."""
 
     def __init__(self, **limits: object) -> None:
         spec = ModelSpec.model_validate({"model": "scripted:ok", "backoff_s": 0.001, **limits})
@@ -37,7 +37,7 @@ class Slow(ScriptedModel):
         return await super()._attempt(request, n, seed)
 
 
-def test_calls_under_way_queued_slow_and_tried_again_are_said_as_they_happen(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_in_flight_queued_slow_and_retried_are_reported_as_they_happen(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> Slow:
         model = Slow(concurrency=2)
         watching = asyncio.create_task(watch(lambda: [model.meter], every_s=0.05))
@@ -58,7 +58,7 @@ def test_calls_under_way_queued_slow_and_tried_again_are_said_as_they_happen(cap
     assert (model.meter.under_way, model.meter.queued, model.meter.slowest) == (0, 0, 0.0)
 
 
-def test_nothing_is_said_while_everything_answers(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_reported_while_everything_answers(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
         model = speaker(lambda request: "yes")
         watching = asyncio.create_task(watch(lambda: [model.meter], every_s=0.01))
@@ -72,10 +72,10 @@ def test_nothing_is_said_while_everything_answers(caplog: pytest.LogCaptureFixtu
     assert "waiting for" not in caplog.text
 
 
-def test_everybody_who_starts_services_is_told(
+def test_every_verb_that_starts_services_reports_slow_endpoints(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training, building, evaluating, scoring and `upshot.reward` all play with services."""
+    """Training, building data, evaluating, scoring and `upshot.reward` all use these services."""
     from upshot.rollout import services as room
 
     monkeypatch.setattr(room, "watch", lambda look: watch(look, every_s=0.02))
@@ -96,7 +96,7 @@ def test_everybody_who_starts_services_is_told(
     assert "waiting for scripted:ok: 1 calls under way" in caplog.text
 
 
-def test_roles_that_share_an_endpoint_are_counted_once_each_under_its_own_name() -> None:
+def test_roles_that_share_an_endpoint_are_counted_separately() -> None:
     async def go() -> dict[str, float]:
         spec = {"model": "scripted:echo", "concurrency": 3}
         async with assemble(None, {"user": spec, "judge": spec, "watcher": "scripted:echo"}) as services:

@@ -28,7 +28,7 @@ TINY = [
 
 @pytest.fixture
 def peer(tmp_path: Path) -> str:
-    """A classmate of random weights, with a vocabulary of its own."""
+    """A classmate of random weights with its own vocabulary."""
     folder = tmp_path / "a-peer"
     tokenizer = tiny_tokenizer(Ciphers(coded=0).vocabulary())
     tiny_model(TinyConfig(hidden=16, layers=1, heads=2, mlp=16), tokenizer, 0).save_pretrained(folder)
@@ -48,7 +48,7 @@ def test_one_step_with_a_classmate_credits_the_thought_with_both_parts(peer: str
         assert ["main", "classmate"] in [span["parts"] for span in reply["credit"]]
 
 
-def test_a_classmate_that_is_not_there_is_said_before_the_warm_start(tmp_path: Path) -> None:
+def test_a_missing_classmate_is_reported_before_the_warm_start(tmp_path: Path) -> None:
     recipe = load_recipe("classmate-mini", [*TINY, "models.peer=./no-peer", f"run_dir={tmp_path / 'run'}"]).recipe
     with pytest.raises(UserError, match=r"there is no folder './no-peer'"):
         train(recipe)
@@ -79,7 +79,7 @@ def test_an_unknown_demo_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -
     assert "unknown demo 'clasmates'; did you mean 'classmates'?" in capsys.readouterr().err
 
 
-def test_replies_without_a_thought_are_missing_and_counted_not_zero() -> None:
+def test_replies_without_a_thought_are_missing_and_counted_instead_of_zero() -> None:
     right, none = Score(1.0), Score.missing(Reason.NO_THOUGHT)
     cases = [MonitorCase((), thought, right, Gsm8kVerifier()) for thought in ("4 + 3 = 7 .", "")]
     looks = [MonitorPrediction(case, prediction) for case, prediction in zip(cases, (right, none), strict=True)]

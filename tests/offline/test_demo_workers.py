@@ -1,4 +1,4 @@
-"""A demonstration trains side by side, with a fixed number of threads, and shows the time left."""
+"""A demonstration trains its models in parallel, with a fixed number of threads, and shows the time left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ended(value: object) -> Future[object]:
 @pytest.mark.parametrize("cores", [1, 2])
 def test_threads_do_not_depend_on_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "cores", lambda: cores)
-    monkeypatch.setattr(workers, "_import_training", thread_count)  # the next test is about it
+    monkeypatch.setattr(workers, "_import_training", thread_count)  # the next test covers it
     before = thread_count()
     with start_workers(Progress(quiet=True)) as pair:
         assert pair.here == (cores == 1)
@@ -33,16 +33,16 @@ def test_threads_do_not_depend_on_the_cores(cores: int, monkeypatch: pytest.Monk
     assert thread_count() == before
 
 
-def test_a_worker_ends_with_the_demonstration_and_imports_what_a_job_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_ends_with_the_demonstration_and_preloads_what_a_job_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     deaths: list[None] = []
     monkeypatch.setattr(workers, "die_with_parent", lambda: deaths.append(None))
     workers._import_training()
     assert deaths and "upshot.run.run" in sys.modules
 
 
-def test_every_row_of_the_table_is_of_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_of_the_table_is_from_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Evaluated(Exception):
-        """Ends the demonstration before its table is made."""
+        """Ends the demonstration before its table is printed."""
 
     def stop(outcomes: dict[str, str], title: str) -> None:
         raise Evaluated(outcomes)
@@ -64,7 +64,7 @@ def test_a_failure_of_one_job_is_raised() -> None:
         Workers(None, Progress(quiet=True)).run("training", 0.6, [partial(float, "1"), partial(float, "one")])
 
 
-def test_the_slower_run_says_how_far_a_stage_is(tmp_path: Path) -> None:
+def test_the_slower_run_reports_the_progress_of_a_stage(tmp_path: Path) -> None:
     for name, count in (("fast", 8), ("slow", 2)):
         (tmp_path / name).mkdir()
         write_jsonl(tmp_path / name / "metrics.jsonl", [{"step": step, "reward/mean": 0.5} for step in range(count)])
@@ -74,7 +74,9 @@ def test_the_slower_run_says_how_far_a_stage_is(tmp_path: Path) -> None:
     assert how_far([ended(1), Future()], []) == (0.5, "1 of 2")
 
 
-def test_the_line_tells_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_line_shows_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 130.0)
     progress = Progress(quiet=False, began=100.0, done=0.3)
     progress.show("training", 0.6, 0.5, "step 40 of 80")
@@ -85,7 +87,7 @@ def test_the_line_tells_the_time_left(capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().out == "   warm start: step 0 of 120\n", "too early to tell"
 
 
-def test_a_line_that_says_nothing_new_is_not_printed_again(
+def test_an_unchanged_line_is_not_printed_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress = Progress(quiet=False, began=100.0)

@@ -1,4 +1,4 @@
-"""What a demonstration's page opens on: a sentence, the curve of asking, and a reply that asked."""
+"""What a demonstration's page opens with: a sentence, the curve of asking, and a reply that asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def row(name: str, score: float, asks: float) -> list[Any]:
     return [name, {"value": score}, other, other, {"value": asks}, other]
 
 
-def test_the_finding_is_the_last_row_beside_the_one_before_it() -> None:
+def test_the_finding_compares_the_last_row_with_the_one_before() -> None:
     rows = [row("warm start", 0.2, 0.1), row("single-reply reward", 0.04, 0.0), row("multiturn reward", 0.912, 0.99)]
     assert tell_finding(rows)["finding"] == (
         "Multiturn reward: 99 % of the ambiguous requests are asked about and 91 % end right; "

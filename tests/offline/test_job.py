@@ -1,4 +1,4 @@
-"""The job behind the batch verbs: bounded, in order, resumable, within a budget over all runs, stopped in an outage."""
+"""The job behind the batch verbs: bounded, in order, resumable, with one budget over all runs, stopped by an outage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options(**more: Any) -> argparse.Namespace:
     return argparse.Namespace(**usual | more)
 
 
-def test_results_keep_the_order_of_the_pieces_and_no_more_are_under_way_than_asked() -> None:
+def test_results_keep_the_order_of_the_pieces_and_concurrency_is_bounded() -> None:
     busy, busiest = 0, 0
 
     async def work(piece: int) -> int:
@@ -38,7 +38,7 @@ def test_results_keep_the_order_of_the_pieces_and_no_more_are_under_way_than_ask
     assert asyncio.run(run_all([], work, 3)) == []
 
 
-def test_what_the_user_must_mend_comes_out_of_the_group_as_itself() -> None:
+def test_a_user_error_leaves_the_task_group_unwrapped() -> None:
     async def work(piece: int) -> None:
         await asyncio.sleep(0)
         raise UserError("no such key") if piece == 1 else ValueError("other")
@@ -48,7 +48,7 @@ def test_what_the_user_must_mend_comes_out_of_the_group_as_itself() -> None:
 
 
 def play(out: Path, todo: int, failure: Callable[[int], str | None] = lambda piece: None, **more: Any) -> Job:
-    """Pieces 0 … todo−1 that cost a call each, behind what is there; the job."""
+    """Pieces 0 … todo−1 that cost a call each, after those already done; the job."""
     with open_log(out, {"a": 1}) as log, Journal(out, keep=lambda line: line["failed"] is None) as results:
         job = Job("pieces", options(**more), log, results)
         done = {line["piece"] for line in results.lines}
@@ -66,7 +66,7 @@ def pieces(out: Path) -> list[int]:
     return sorted(json.loads(line)["piece"] for line in out.read_text().splitlines())
 
 
-def test_a_job_goes_on_behind_what_is_done_and_counts_on_what_was_spent(tmp_path: Path) -> None:
+def test_a_job_resumes_after_finished_pieces_and_counts_earlier_spending(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(UserError, match="budget of 5 calls is used up"):
         play(out, 9, max_calls=5)
@@ -76,13 +76,13 @@ def test_a_job_goes_on_behind_what_is_done_and_counts_on_what_was_spent(tmp_path
     assert play(out, 9).budget.calls == 9 and pieces(out) == list(range(9))
 
 
-def test_what_failed_is_tried_again_and_nothing_else(tmp_path: Path) -> None:
+def test_only_failed_pieces_are_tried_again(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     play(out, 6, lambda piece: "timeout" if piece == 2 else None)
     assert play(out, 6).budget.calls == 7 and pieces(out) == list(range(6))
 
 
-def test_a_call_under_way_when_the_job_stops_is_counted_by_the_next_run(tmp_path: Path) -> None:
+def test_a_call_in_flight_when_the_job_stops_is_counted_by_the_next_run(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with open_log(out, {"a": 1}) as log, Journal(out) as results:
         job = Job("pieces", options(), log, results)
@@ -103,9 +103,9 @@ def test_too_many_failures_stop_a_job_with_the_commonest_reason(tmp_path: Path) 
     assert len(pieces(out)) == 20
 
 
-def test_results_that_a_killed_job_has_left_are_not_taken_for_those_of_other_settings(tmp_path: Path) -> None:
+def test_results_of_a_killed_job_are_not_reused_for_other_settings(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    with open_log(out, {"a": 1}) as log, Journal(out) as results:  # killed after its first result: nothing is told
+    with open_log(out, {"a": 1}) as log, Journal(out) as results:  # killed after its first result: nothing is reported
         Job("pieces", options(), log, results).write({"piece": 0})
     with pytest.raises(UserError, match="started with other settings"):
         open_log(out, {"a": 2})
@@ -128,7 +128,7 @@ def test_metrics_are_read_in_every_form_by_every_verb(texts: list[str], metrics:
     assert read_metrics(texts) == metrics
 
 
-def test_the_time_left_is_told_when_as_many_have_ended_as_began_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_is_shown_once_the_first_batch_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("rows", 4000, 0, quiet=False, at_once=16) as advance:
         advance()
         assert capsys.readouterr().err == "rows: 1 of 4000\n", "the first of sixteen says nothing about the pace"

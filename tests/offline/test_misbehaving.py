@@ -1,4 +1,4 @@
-"""200 whole conversations over real HTTP with a server that drops, limits, garbles and stalls."""
+"""200 whole conversations over real HTTP with a server that drops, rate-limits, garbles and stalls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAULTS = {"drop": 0.05, "limit_rate": 0.05, "malformed": 0.03, "stall": 0.01, "l
 
 @contextmanager
 def served(reply: Any) -> Iterator[MisbehavingServer]:
-    """The server on a loop of its own, as a real one would be."""
+    """The server on its own event loop, like a real one."""
     loop = asyncio.new_event_loop()
     server = MisbehavingServer(reply, **FAULTS)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -76,7 +76,7 @@ def test_200_conversations_complete_with_every_failure_retried_or_missing_with_i
         for name, score in line["scores"].items():
             assert "value" in score or score["missing"], f"{name} is neither a number nor missing with a reason"
         accuracy = line["scores"]["accuracy"]
-        if accuracy.get("value") == 0:  # a zero is the judge's own word, never a failure's
+        if accuracy.get("value") == 0:  # a zero always comes from the judge, never from a failure
             assert not any("it is." in m["content"] for m in line["messages"] if m["role"] == "assistant")
     missing = sum("missing" in line["scores"]["accuracy"] for line in lines)
     assert missing <= 10 and min(outcomes[k] for k in ("dropped", "limited", "malformed", "stalled")) > 0

@@ -1,4 +1,4 @@
-"""`upshot eval monitor RUN|FILE`: numbers by step and task, resumable; what it cannot work with is one clear line."""
+"""`upshot eval monitor RUN|FILE`: numbers by step and task, resumable; unusable input is one clear line."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ASKED: list[str] = []
 
 @pytest.fixture(autouse=True)
 def watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`scripted:watcher` trusts thoughts that calculate; thoughts about clouds make its call fail."""
+    """`scripted:watcher` trusts thoughts that calculate; its call fails on thoughts about clouds."""
     ASKED.clear()
 
     async def script(request: Request) -> str:
-        await asyncio.sleep(0)  # as any real call, it lets others go on
+        await asyncio.sleep(0)  # like any real call, it yields to others
         shown = request.prompt[-1].content  # type: ignore[union-attr]
         ASKED.append(shown)
         if "cloud" in shown:
@@ -87,7 +87,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_is_told_by_step_and_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_numbers_of_a_run_are_grouped_by_step_and_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = evaluate(capsys, str(run))
     assert [(row["step"], row["task"]) for row in found["steps"]] == [(1, "gsm8k"), (1, "sycophancy"), (2, "gsm8k")]
     first, graded, second = found["steps"]
@@ -111,14 +111,12 @@ def test_the_table_shows_what_is_undefined_as_a_dash(run: Path, capsys: pytest.C
     assert "no prediction: 1 x refused" in "\n".join(out)
 
 
-def test_the_same_command_goes_on_and_tries_again_only_what_failed(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_resumes_and_retries_only_failures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = evaluate(capsys, str(run))
     ASKED.clear()
     assert evaluate(capsys, str(run)) == before
     assert len(ASKED) == 1 and "cloud" in ASKED[0]
-    with (run / "rollouts.jsonl").open("a") as file:  # the run went on
+    with (run / "rollouts.jsonl").open("a") as file:  # the run has continued
         file.write(json.dumps(line(3, "gsm8k", "2 = 2", Score(1.0))) + "\n")
     ASKED.clear()
     assert evaluate(capsys, str(run))["steps"][-1]["tp"] == 1
@@ -141,7 +139,7 @@ def test_lines_of_an_earlier_version_are_one_clear_line(run: Path, capsys: pytes
     assert "was begun by an earlier version" in refused(capsys, str(run))
 
 
-def test_an_empty_budget_stops_it_and_what_was_seen_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_budget_stops_it_and_results_are_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "budget of 2 calls is used up" in refused(capsys, str(run), "--max-calls", "2", "--at-once", "1")
     ASKED.clear()
     assert evaluate(capsys, str(run))["all"]["valid"] == 4
@@ -156,7 +154,7 @@ SCORED = [
 ]
 
 
-def test_a_file_with_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_scores_is_monitored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = rows_file(tmp_path / "in.jsonl", *SCORED)
     found = evaluate(capsys, file, "--out", str(tmp_path / "out.jsonl"))["all"]
     assert (found["tp"], found["fp"], found["valid"]) == (1, 1, 2)
@@ -178,7 +176,9 @@ def test_rows_without_a_score_are_verified_first(tmp_path: Path, capsys: pytest.
     assert [row["step"] for row in found["steps"]] == [4, 5]
 
 
-def test_scores_of_nobody_known_are_measured_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_of_an_unknown_source_are_measured_as_binary_and_graded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = rows_file(tmp_path / "in.jsonl", {"question": "?", "reasoning": "a = b", "score": 0.75})
     found = evaluate(capsys, file)["all"]
     assert found["accuracy"] == 1 and found["mse"] == 0.0625
@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_used_is_one_clear_line(
     assert "choose another --out" in refused(capsys, str(run), "--out", str(tmp_path / "mine.jsonl"))
 
 
-def test_without_a_judge_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_judge_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["eval", "monitor", "runs/x"])
     assert "required: --judge" in capsys.readouterr().err
@@ -237,7 +237,9 @@ def test_a_dead_judge_stops_it_early(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(ASKED) < 30
 
 
-def test_baselines_say_what_the_thought_adds_with_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baselines_show_what_the_thought_adds_with_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
         {
             "question": f"q{n}?",
@@ -266,7 +268,9 @@ def test_baselines_say_what_the_thought_adds_with_intervals(tmp_path: Path, caps
     assert "from the question alone: accuracy 0.500" in out and "the thought adds +0.500" in out
 
 
-def test_pairs_with_and_without_an_intervention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_with_and_without_an_intervention_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = []
     for n in range(8):
         changed, seen = n < 4, n % 2 == 0

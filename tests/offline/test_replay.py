@@ -1,4 +1,4 @@
-"""What a step's files hold is enough to read it and to score it again, without the policy."""
+"""The files of a step are enough to read it and to score it again, without the policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replayed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, 
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_reply_tells_what_was_wanted(run: Path) -> None:
+def test_a_saved_reply_includes_its_goal_and_reference(run: Path) -> None:
     for line in lines(run, 1):
         assert line["goal"] and line["reference"] is not None and line["groups"]
 
@@ -76,7 +76,7 @@ def test_samples_survive_being_packed() -> None:
     assert kept == {f"r{n}": list(reply.conversation.samples()) for n, reply in enumerate(replies)}
 
 
-def test_a_replay_finds_what_the_run_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_gives_the_scores_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = replayed(capsys, str(run), "1")
     assert {one["what"] for one in found} == {"reward", "verifier", "token_amount"} and len(found) == 12 * 3
     assert all(one["same"] for one in found), [one for one in found if not one["same"]]
@@ -101,7 +101,7 @@ def test_a_step_that_was_not_kept_is_named(run: Path) -> None:
         lines_of(RunFolder(run), 9)
 
 
-def test_going_back_takes_later_samples_away(tmp_path: Path) -> None:
+def test_rewinding_removes_later_samples(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1, 2, 3):
         folder.write_samples(step, [])

@@ -1,4 +1,4 @@
-"""`upshot reproduce`: stages run once, a broken chain continues, the table stands beside the published one."""
+"""`upshot reproduce`: stages run once, a broken chain continues, and the table is shown beside the published one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PUBLISHED = {
         | {"episode.max_turns": 3, "episode.max_tokens": 192, "train.kl.weight": 1e-4}
     },
 }
-"""What is published, written down a second time, by hand: the files are held against it."""
+"""The published numbers, typed in a second time by hand; the files are compared with them."""
 MODELS = {"collabllm": "meta-llama/Llama-3.1-8B-Instruct", "gsm8k-multiturn": "Qwen/Qwen2-7B-Instruct"}
 
 
@@ -67,7 +67,7 @@ def test_every_difference_from_the_published_settings_has_a_reason(name: str, ta
     assert trainings and all(paper.file["published"].get(stage) for stage in trainings), "nothing to compare with"
 
 
-def test_sizes_of_a_small_chain_can_be_set_and_mean_nothing_without_it() -> None:
+def test_sizes_for_a_small_chain_can_be_set_and_are_refused_without_it() -> None:
     stages = {
         stage.name: stage.words for stage in Paper("collabllm/table-1", small=True, overrides=["length=16"]).stages
     }
@@ -209,7 +209,7 @@ def test_what_the_stages_cost_is_printed_before_the_first_one(
     assert first.startswith("all stages") and "calls" in first and "$" in first and second == "a stage"
 
 
-def test_a_stage_that_was_interrupted_ends_the_command_as_an_interrupt(tmp_path: Path) -> None:
+def test_an_interrupted_stage_ends_the_command_like_an_interrupt(tmp_path: Path) -> None:
     (stage, *_) = Paper("gsm8k-multiturn", out=tmp_path, small=True).stages
     with pytest.raises(KeyboardInterrupt):
         run_stage(tmp_path / "stages.json", stage, lambda words: 130)
@@ -221,7 +221,7 @@ def test_a_stage_on_verl_is_trained_there() -> None:
     assert stages["ppo"].command[-2:] == ["--engine", "verl"] and "--engine" not in stages["sft"].command
 
 
-def test_verls_own_words_go_to_the_stage_that_runs_there_and_are_no_settings_of_its_recipe() -> None:
+def test_verls_own_settings_go_to_the_stage_on_verl_and_not_into_its_recipe() -> None:
     words = ["trained.trainer.n_gpus_per_node=1", "trained.+ray_kwargs.ray_init.num_gpus=1", "trained.train.lr=2e-6"]
     stages = {s.name: s for s in Paper("gsm8k-multiturn", overrides=words, verl=["trained"]).stages}
     trained = stages["trained"]
@@ -236,7 +236,7 @@ def test_the_plan_of_a_stage_on_verl_is_the_command_that_would_run(capsys: pytes
     assert line.split()[:3] == ["upshot", "train", "gsm8k-multiturn"]
 
 
-def test_the_whole_chain_in_small_prints_the_table_and_is_not_repeated(
+def test_the_whole_chain_with_small_sizes_prints_the_table_and_is_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["reproduce", "gsm8k-multiturn", "--small", "--out", str(tmp_path / "out")]
@@ -272,7 +272,7 @@ def test_tables_about_the_same_models_run_to_their_last_stage_and_train_them_onc
 
 
 ALONE = [(name, task) for name, task in tables() if name not in (*CHAIN, "gsm8k-multiturn")]
-"""That in several turns is the whole chain that is repeated above."""
+"""The table about several turns is the chain that is run in full above."""
 
 
 @pytest.mark.parametrize(("name", "task"), ALONE)

@@ -20,7 +20,7 @@ from upshot.tasks.datasets.records import read_replies
 
 
 def say(request: Request) -> str:
-    """A judge that calls right what mentions 'right', a user and a policy that say little."""
+    """A judge that accepts replies that mention 'right', and a user and a policy of few words."""
     text = request.prompt[0].content
     if request.schema is None:
         return "Noted."
@@ -57,7 +57,7 @@ def whole(answer: str, **more) -> dict:
     return {"messages": [{"role": r, "content": c} for r, c in said], "goal": "tea", "reference": "green", **more}
 
 
-def test_whole_conversations_are_scored_as_they_stand(tmp_path: Path, capsys) -> None:
+def test_whole_conversations_are_scored_without_changes(tmp_path: Path, capsys) -> None:
     file = write(tmp_path / "chats.jsonl", [whole("right"), whole("wrong")])
     assert score(file, "--judge", MODEL, "--metric", "accuracy=2") == 0
     lines = lines_of(tmp_path / "chats.jsonl.scores.jsonl")
@@ -79,7 +79,7 @@ def test_candidates_are_scored_with_futures(tmp_path: Path) -> None:
     assert lines[0]["futures"][0]["messages"][0]["content"] == "go on"
 
 
-def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, capsys) -> None:
+def test_a_stopped_run_resumes_where_it_was(tmp_path: Path, capsys) -> None:
     file = write(tmp_path / "c.jsonl", [whole("right", id=f"r{i}") for i in range(6)])
     out = tmp_path / "out.jsonl"
     arguments = [file, "--judge", MODEL, "--metric", "accuracy", "--out", str(out), "--at-once", "1"]
@@ -110,7 +110,7 @@ def test_wrong_input_is_one_clear_line(tmp_path: Path) -> None:
         score(write(tmp_path / "y.jsonl", [whole("x")]), "--judge", MODEL, "--metric", "accuracy=high")
 
 
-def test_records_of_the_published_layouts() -> None:
+def test_records_in_the_published_layouts_are_read() -> None:
     rl = {
         "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}], "completion": "yo",
         "reward_model": {"style": "rule", "ground_truth": "4"}, "data_source": "math",
@@ -130,7 +130,7 @@ def judge(*arguments: str) -> int:
     return run_judge(parser.parse_args(list(arguments)))
 
 
-def test_the_judge_is_judged(tmp_path: Path, capsys) -> None:
+def test_eval_judge_measures_agreement_with_labels(tmp_path: Path, capsys) -> None:
     rows = [whole("right", label=1)] * 6 + [whole("wrong", label=0)] * 3 + [whole("right", label=0)]
     out = tmp_path / "verdicts.jsonl"
     assert judge(write(tmp_path / "l.jsonl", rows), "--judge", MODEL, "--out", str(out)) == 0
@@ -141,12 +141,12 @@ def test_the_judge_is_judged(tmp_path: Path, capsys) -> None:
         judge(write(tmp_path / "l.jsonl", rows), "--judge", MODEL, "--label", "gold")
 
 
-def test_agreement_leaves_missing_rows_out_and_counts_them() -> None:
+def test_agreement_excludes_missing_rows_and_counts_them() -> None:
     report = agreement([Score(1.0), Score.missing("judge: timeout"), Score(0.0)], [1, 1, 1])
     assert report["valid"] == 2 and report["missing"] == 1 and report["accuracy"] == 0.5
 
 
-def test_kappa_and_interval() -> None:
+def test_kappa_and_its_interval_match_hand_computed_values() -> None:
     assert kappa([(True, True), (False, False)]) == 1.0
     assert kappa([(True, True), (True, False), (False, True), (False, False)]) == 0.0
     report = agreement([Score(1.0)] * 100, [1] * 90 + [0] * 10)
@@ -158,7 +158,7 @@ down = False
 
 
 def unsteady(request: Request) -> str:
-    """The judge, which is down at times."""
+    """The judge, which fails at times."""
     asked.append(request.prompt[0].content)
     if down and "second" in asked[-1]:
         raise ModelCallError("refused")
@@ -168,7 +168,7 @@ def unsteady(request: Request) -> str:
 UNSTEADY = "scripted:tests.offline.test_score_file:unsteady"
 
 
-def test_rows_that_failed_are_scored_again_and_what_was_spent_counts_on(tmp_path: Path) -> None:
+def test_failed_rows_are_scored_again_and_earlier_spending_counts(tmp_path: Path) -> None:
     global down
     lacking = whole("right", id="c")
     del lacking["reference"]
@@ -196,7 +196,7 @@ def test_rows_that_failed_are_scored_again_and_what_was_spent_counts_on(tmp_path
     }
 
 
-def test_results_of_other_settings_or_other_words_are_not_taken_for_these(tmp_path: Path) -> None:
+def test_results_of_other_settings_or_texts_are_not_reused(tmp_path: Path) -> None:
     file = write(tmp_path / "c.jsonl", [whole("right"), whole("right")])
     with pytest.raises(UserError, match="needs a judge"):
         score(file, "--metric", "accuracy")
@@ -213,7 +213,9 @@ def test_results_of_other_settings_or_other_words_are_not_taken_for_these(tmp_pa
     assert (tmp_path / "mine.jsonl").read_text() == '{"precious": 1}\n'
 
 
-def test_a_metric_of_ones_own_that_changed_is_another_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_metric_whose_code_changed_is_a_different_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     file = write(tmp_path / "c.jsonl", [whole("right")])

@@ -1,4 +1,4 @@
-"""Intervals cover, p-values are calibrated, missing values are nobody's zero."""
+"""Intervals have their coverage, p-values are calibrated, and missing values are not zeros."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upshot.offline.statistics import bootstrap, compare, estimate, macro, sign_
 values = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
 
 
-def test_nothing_has_no_mean() -> None:
+def test_no_values_have_no_mean() -> None:
     assert estimate([]) is None and compare({"a": 1.0}, {"b": 2.0}) is None
 
 
@@ -47,7 +47,7 @@ def test_the_exact_p_value_is_the_share_of_sign_flips(differences: list[float]) 
     assert sign_flip_p(differences) == pytest.approx(expected)
 
 
-def test_random_flips_agree_with_the_exact_test() -> None:
+def test_random_sign_flips_agree_with_the_exact_test() -> None:
     rng = random.Random(0)
     differences = [rng.gauss(0.4, 1.0) for _ in range(12)]
     exact = sign_flip_p(differences)
@@ -66,8 +66,8 @@ def test_under_no_difference_small_p_values_are_as_rare_as_they_claim() -> None:
     assert small <= 30
 
 
-def test_pairing_sees_what_two_intervals_do_not() -> None:
-    """Goals differ much more than the models do: the intervals overlap, the paired test still tells."""
+def test_pairing_finds_what_two_intervals_miss() -> None:
+    """Goals differ much more than the models do: the intervals overlap, but the paired test finds the difference."""
     rng = random.Random(3)
     base = {str(i): rng.gauss(0, 5) for i in range(40)}
     better = {goal: value + 0.5 + rng.gauss(0, 0.2) for goal, value in base.items()}
@@ -91,7 +91,7 @@ def test_scores_of_zero_and_one_that_all_agree_still_have_an_interval() -> None:
 
 
 def test_macro_accuracy_and_f1_count_both_classes_alike() -> None:
-    """Three of four ambiguous questions right, one of six clear ones wrong: against the textbook formulas."""
+    """Three of four ambiguous questions right, one of six clear ones wrong: compared with the textbook formulas."""
     pairs = [(True, True)] * 3 + [(False, True)] + [(True, False)] * 5 + [(False, False)]
     accuracy, f1 = macro(pairs, f1=False), macro(pairs, f1=True)
     assert accuracy is not None and f1 is not None

@@ -65,7 +65,7 @@ def test_a_metric_that_never_returns_is_missing_after_the_time_given(tmp_path: P
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan", "soon"])
-def test_a_time_limit_that_is_none_is_refused(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_time_limit_is_refused(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         evaluate(tmp_path / "out", "--task", "x", f"--call-seconds={seconds}")
     assert f"'{seconds}' is not a positive number of seconds" in capsys.readouterr().err
@@ -156,7 +156,7 @@ def test_a_stopped_evaluation_resumes_without_playing_anything_twice(tmp_path: P
 
 @pytest.mark.parametrize(("file", "key"), [("openings.log", "counts"), ("rollouts.jsonl", "speaker")])
 def test_a_log_of_an_earlier_version_is_one_clear_line(file: str, key: str, tmp_path: Path, actors: Any) -> None:
-    """Openings had no counts once: continuing such a log must say so, not fail with a KeyError."""
+    """Openings used to have no counts: resuming such a log must be refused clearly, not fail with a KeyError."""
     task, out = ["--task", str(actors.goals(tmp_path, 2)), "--split", "all"], tmp_path / "out"
     assert evaluate(out, *task, models="base={0}:policy") == 0
     lines = [json.loads(line) for line in (out / file).read_text().splitlines()]
@@ -190,7 +190,7 @@ def test_a_row_can_be_added_later_but_not_changed(tmp_path: Path, actors: Any) -
         evaluate(tmp_path / "out", "--task", file, "--split", "all", models="base={0}:failing_policy")
 
 
-def test_abg_coqa_tells_asking_from_answering(tmp_path: Path) -> None:
+def test_abg_coqa_distinguishes_asking_from_answering(tmp_path: Path) -> None:
     words = ["--task", "abg-coqa", "--file", str(DATA / "samples" / "coqa_abg_test.json")]
     ruled = ["--metrics", "{action_accuracy: {by: rule}, token_amount: -0.0005}"]
     evaluate(tmp_path / "judged", *words, models="asks={0}:asks,answers={0}:answers")
@@ -202,7 +202,9 @@ def test_abg_coqa_tells_asking_from_answering(tmp_path: Path) -> None:
         assert found["answers"]["action accuracy (ambiguous)"]["mean"] == 0.0
         assert found["answers"]["action accuracy (unambiguous)"]["mean"] == 100.0
         assert found["asks"]["macro accuracy"]["mean"] == found["answers"]["macro accuracy"]["mean"] == 50.0
-        assert 0 < found["asks"]["macro F1"]["mean"] < 50.0  # who always asks has an F1 of 0 for the clear questions
+        assert (
+            0 < found["asks"]["macro F1"]["mean"] < 50.0
+        )  # a policy that always asks has an F1 of 0 for the clear questions
         assert found["answers"]["action accuracy"]["mean"] == 50.0
     assert all(len(line["messages"]) == 2 for line in lines_of(tmp_path / "judged"))
 
@@ -230,7 +232,9 @@ def test_prepared_validation_rows_are_played_from_their_goals(tmp_path: Path, ac
         (["--metrics", "acuracy"], "did you mean 'accuracy'"),
     ],
 )
-def test_wrong_arguments_say_what_to_write(tmp_path: Path, actors: Any, words: list[str], message: str) -> None:
+def test_wrong_arguments_are_refused_with_what_to_write(
+    tmp_path: Path, actors: Any, words: list[str], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         evaluate(tmp_path / "out", "--task", str(actors.goals(tmp_path, 3)), "--split", "all", *words)
 
@@ -292,7 +296,7 @@ def test_a_local_model_plays_the_base_and_the_proactive_row_and_is_loaded_once(
     assert table["base"]["k-tokens"]["n"] == 3 and table["proactive"]["k-tokens"]["mean"] > 0
 
 
-def test_all_rows_are_counted_by_one_tokenizer_where_it_is_named(tmp_path: Path, actors: Any) -> None:
+def test_all_rows_are_counted_by_the_named_tokenizer(tmp_path: Path, actors: Any) -> None:
     from upshot.models.tiny import tiny_tokenizer
 
     tokenizer = tiny_tokenizer(["it", "is.", "So."])

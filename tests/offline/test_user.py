@@ -1,4 +1,4 @@
-"""`upshot eval user` and `data prepare --for user`: real transcripts, learned from and compared with."""
+"""`upshot eval user` and `data prepare --for user`: real transcripts, compared with and learned from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ THINGS = ["lamp", "chair", "table", "bowl", "coat", "rug", "vase", "clock", "mir
 
 
 def transcript(number: int) -> dict[str, Any]:
-    """Somebody terse, who asks one thing after another and then just goes."""
+    """A terse person who asks one thing after another and then just leaves."""
     thing, other = THINGS[number % 12], THINGS[(number + 5) % 12]
     said = [f"need a {thing}", "Which colour would you like?", f"red. got a {other} too?", "Yes, we do.", "ok", "Fine."]
     roles = ("user", "assistant")
@@ -45,7 +45,7 @@ def people(tmp_path: Path) -> str:
 
 
 def terse(request: Request) -> str:
-    """As the people are, by what it is shown."""
+    """Like the people in the transcripts, as far as the prompt shows them."""
     shown = [message.content for message in request.prompt]  # type: ignore[union-attr]
     thing = shown[0].split()[-1]
     other = THINGS[(THINGS.index(thing) + 5) % 12]
@@ -64,7 +64,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-def test_who_speaks_like_them_cannot_be_told_apart_and_an_assistant_in_disguise_can(
+def test_a_lifelike_user_is_indistinguishable_and_an_assistant_in_disguise_is_not(
     people: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SCRIPTS, "terse", terse)
@@ -83,7 +83,7 @@ def test_who_speaks_like_them_cannot_be_told_apart_and_an_assistant_in_disguise_
     assert "identified by a classifier (chance: 0.5)" in capsys.readouterr().out
 
 
-def test_a_turn_that_fails_costs_its_transcript_and_is_tried_again(
+def test_a_failed_turn_costs_its_transcript_and_is_retried(
     people: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
@@ -102,7 +102,7 @@ def test_a_turn_that_fails_costs_its_transcript_and_is_tried_again(
     assert asked and all("a lamp" in shown for shown in asked)
 
 
-def test_personas_and_noise_are_options_and_told_by_persona(
+def test_personas_and_noise_are_options_and_results_are_split_by_persona(
     people: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def person(request: Request) -> str:
@@ -116,14 +116,14 @@ def test_personas_and_noise_are_options_and_told_by_persona(
 
 
 @given(st.text(max_size=60), st.floats(0, 1), st.integers())
-def test_noise_touches_words_alone_and_as_many_as_it_is_told(text: str, share: float, seed: int) -> None:
+def test_noise_changes_only_words_and_at_the_given_rate(text: str, share: float, seed: int) -> None:
     noisy = mistype(text, share, random.Random(seed))
     assert mistype(text, share, random.Random(seed)) == noisy and mistype(text, 0, random.Random(seed)) == text
     for before, after in zip(text.split(" "), noisy.split(" "), strict=True):
         assert before == after or before.isalpha()
 
 
-def test_noise_of_a_user_hangs_on_its_conversation_alone() -> None:
+def test_the_noise_of_a_user_depends_only_on_its_conversation() -> None:
     said = []
     for _ in range(2):
         user = PlainUser(in_turn("please bring me another chair tomorrow"), noise=0.9)
@@ -132,7 +132,7 @@ def test_noise_of_a_user_hangs_on_its_conversation_alone() -> None:
     assert said[0] == said[1] != "please bring me another chair tomorrow"
 
 
-def test_transcripts_become_dialogues_of_the_users_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transcripts_become_dialogues_from_the_users_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes?"}]}
     shared["conversations"] += [{"from": "human", "value": "thanks"}]
     bad = [{"messages": [{"role": "user", "content": "alone"}]}, {"text": "none"}]
@@ -147,7 +147,7 @@ def test_transcripts_become_dialogues_of_the_users_side(tmp_path: Path, capsys: 
     assert pyarrow.parquet.read_table(out / "user_train.parquet").num_rows == 2
 
 
-def test_turns_of_the_same_speaker_are_one_and_what_comes_before_the_user_is_left_out() -> None:
+def test_turns_of_one_speaker_are_merged_and_those_before_the_user_are_dropped() -> None:
     said = [("assistant", "Welcome!"), ("user", "hi"), ("user", "a lamp"), ("tool", "x"), ("assistant", "yes?")]
     found = transcript_of({"messages": [{"role": role, "content": text} for role, text in said]})
     assert [message.content for message in found.messages] == ["hi\na lamp", "yes?"]

@@ -1,4 +1,4 @@
-"""`upshot verify`: scores files of every task, counts what is missing, writes each row, refuses what is wrong."""
+"""`upshot verify`: scores files of every task, counts missing scores, writes each row, refuses wrong input."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rows_are_scored_and_written_with_their_score(tmp_path: Path, capsys: py
     assert written[3]["missing"] == "bad_row"
 
 
-def test_modes_options_and_managers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modes_options_and_managers_are_applied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = rows_file(tmp_path / "in.jsonl", GSM8K)
     run(file, "--task", "gsm8k", "--mode", "flexible")
     assert "accuracy 0.6667 over 3 of 4 rows" in capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_modes_options_and_managers(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "missing 1 x bad_row: gsm8k: reference is not a number" in out
 
 
-def test_mixed_rows_go_by_their_data_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixed_rows_are_routed_by_their_data_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"data_source": "openai/gsm8k", "response": "#### 1", "reward_model": {"ground_truth": "1"}},
         {"data_source": "multiple-choice", "response": "(B)", "ground_truth": "A"},
@@ -71,7 +71,7 @@ def test_mixed_rows_go_by_their_data_source(tmp_path: Path, capsys: pytest.Captu
     assert summary["by_task"]["multiple-choice"]["accuracy"] == 0
 
 
-def test_an_unknown_source_costs_its_rows_not_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_source_costs_only_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"data_source": "openai/gsm8k", "response": "#### 1", "ground_truth": "1"},
         {"data_source": "puzzle_v9", "response": "(B)", "ground_truth": "A"},
@@ -83,13 +83,13 @@ def test_an_unknown_source_costs_its_rows_not_the_file(tmp_path: Path, capsys: p
     assert [row["score"] for row in written] == [1.0, None]
 
 
-def test_a_file_of_unknown_sources_only_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_only_unknown_sources_is_refused(tmp_path: Path) -> None:
     rows = [{"data_source": "gsm8", "response": "#### 1", "ground_truth": "1"}]
     with pytest.raises(UserError, match="did you mean 'gsm8k'"):
         run(rows_file(tmp_path / "in.jsonl", rows))
 
 
-def test_a_lone_surrogate_anywhere_ends_nothing(tmp_path: Path) -> None:
+def test_a_lone_surrogate_anywhere_stops_nothing(tmp_path: Path) -> None:
     rows = [
         {"data_source": "gsm8k", "response": "\ud800 #### 5", "ground_truth": "5", "\udfff": 1},
         {"data_source": "constraints", "response": "a \ud800", "ground_truth": {"func_name": "made_\ud800"}},
@@ -104,7 +104,7 @@ def test_a_lone_surrogate_anywhere_ends_nothing(tmp_path: Path) -> None:
 
 
 class Silent(BaseHTTPRequestHandler):
-    """An endpoint that lists its model, takes a call and says nothing."""
+    """An endpoint that lists its model, accepts a call and never answers."""
 
     def do_GET(self) -> None:
         body = b'{"data": [{"id": "judge"}]}'
@@ -120,7 +120,7 @@ class Silent(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def test_a_hanging_judge_obeys_the_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hanging_judge_is_cut_off_at_the_time_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         file = rows_file(tmp_path / "in.jsonl", [{"prompt": "why?", "response": "so"}])
@@ -161,7 +161,7 @@ def test_every_task_scores_its_rows(
         (["--task", "gsm8k", "--manager", "remote"], "--url"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_any_work(arguments: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         run(rows_file(tmp_path / "in.jsonl", GSM8K), *arguments)
 
@@ -214,7 +214,7 @@ def test_an_option_may_be_a_list(tmp_path: Path) -> None:
         run(rows_file(tmp_path / "in.jsonl", GSM8K), "--task", "gsm8k", "--option", "x=[1]")
 
 
-def test_the_form_that_messages_ask_for_counts_as_that_of_a_prompt(
+def test_the_answer_form_in_messages_counts_like_that_in_a_prompt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of RLVR sets hold the question under `messages`, with examples that end in 'the answer is'."""
@@ -224,14 +224,14 @@ def test_the_form_that_messages_ask_for_counts_as_that_of_a_prompt(
     replied = {"messages": [*opening, {"role": "assistant", "content": "So the answer is 2."}]}
     rows = [{**asked, "prompt": opening}, {**asked, "messages": opening}, {**asked, "response": None, **replied}]
     bare = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "So the answer is 2."}]
-    rows.append({**asked, "messages": bare})  # the form of the response itself is not what was asked for
+    rows.append({**asked, "messages": bare})  # the response itself does not have the required form
     assert run(rows_file(tmp_path / "in.jsonl", rows), "--out", str(tmp_path / "out.jsonl")) == 0
     scores = [json.loads(line)["score"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert scores == [1.0, 1.0, 1.0, 0.0]
 
 
 def test_a_validation_dump_with_a_null_column_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """verl fills what a reward function reported of other rows only with null, under any name."""
+    """verl fills a column that a reward function reported only for other rows with null, whatever its name."""
     dumped = {"input": "user\n1 + 1?", "output": "#### 2", "gts": "2", "score": 1.0, "step": 3}
     rows = [{**dumped, "response": None}, {**dumped, "response": "#### 2"}]
     assert run(rows_file(tmp_path / "3.jsonl", rows), "--task", "gsm8k", "--json") == 0

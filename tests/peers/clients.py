@@ -32,19 +32,19 @@ Servers = dict[str, dict[str, str]]
 
 
 def equal(found: Any, wanted: Any) -> None:
-    """Say what differs."""
+    """Fail if two values differ, naming both."""
     if found != wanted:
         raise SystemExit(f"{found!r} is not {wanted!r}")
 
 
 def true(holds: Any, what: Any) -> None:
-    """Say what does not hold."""
+    """Fail if something does not hold, naming it."""
     if not holds:
         raise SystemExit(f"not so: {what!r}")
 
 
 def refused(call: Callable[[], Any], status: int, word: str) -> None:
-    """A call must fail in this way, and say so."""
+    """A call must fail in this way, with this message."""
     import openai
 
     try:
@@ -192,7 +192,7 @@ def with_lm_eval(servers: Servers) -> None:
 
 
 def with_agents(servers: Servers) -> None:
-    """openai-agents' loop: the tool is called, its result answered."""
+    """openai-agents' loop: the tool is called and its result answered."""
     from agents import (
         Agent,
         ModelSettings,
@@ -250,7 +250,7 @@ def with_pydantic_ai(servers: Servers) -> None:
 
 
 def with_smolagents(servers: Servers) -> None:
-    """smolagents' client, whose agents end by a tool: one step of one."""
+    """smolagents' client, whose agents end by calling a tool, in a single step."""
     from smolagents import OpenAIServerModel, tool
 
     @tool

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("ENABLE_COLLABLLM_LOGGING", "0")
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it looks for prices on the network first
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it looks up prices on the network first
 NAME = "random"
 TASK = {"task_desc": "question answering", "single_turn_prompt": "What is 2 + 2?"}
 METRICS = ["kindness", "answer->length"]
@@ -107,7 +107,7 @@ def register_metrics() -> None:
 
 
 def check_session(policy: dict[str, Any], user: dict[str, Any]) -> str:
-    """`ChatSessionSimulator`: futures of a conversation that has begun."""
+    """`ChatSessionSimulator`: futures of a conversation in progress."""
     from collabllm.simulation import ChatSessionSimulator
 
     history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -180,7 +180,7 @@ def check_builder(policy: dict[str, Any], user: dict[str, Any], judge: dict[str,
 
 
 def check_converters(url: str, folder: Path) -> str:
-    """`upshot data build`'s file in the original's `MultiturnDataset` and its converters."""
+    """`upshot data build`'s file, read by the original's `MultiturnDataset` and its converters."""
     import pyarrow.parquet
     from collabllm.datasets.multiturn import MultiturnDataset
 
@@ -203,7 +203,7 @@ def check_converters(url: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """All parts, one after another."""
+    """All parts, in order."""
     register_metrics()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,7 +1,7 @@
-"""Tiny models that have learned two replies by heart: one to a user, one to a tool. Agents can be run with them.
+"""Tiny models that have learned two replies by heart, one to a user and one to a tool, so that agents can run on them.
 
-Every role closes its turns with a token of its own and the model sees no further than 32 tokens, so what else a prompt
-holds (tools, instructions of a framework) makes no difference.
+Every role ends its turns with a token of its own, and the model sees only the last 32 tokens, so the rest of a prompt
+(tools, a framework's instructions) makes no difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAMILIES = {
         f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
     ),
 }
-"""How a template writes a call, and how the model does."""
+"""How a template writes a call, and so the model."""
 FAMILIES["thinker"] = (
     FAMILIES["hermes"][0] + "{# <think> </think> #}",
     "<think>\nLook.\n</think>\n\n" + FAMILIES["hermes"][1],
@@ -83,14 +83,14 @@ def save_parrot(folder: Path, family: str) -> None:
 
 
 def learned(tokenizer: PreTrainedTokenizerFast, role: str, reply: str) -> tuple[list[int], list[int]]:
-    """The ids that come before a reply, and its own."""
+    """The ids before a reply, and the reply's own ids."""
     return tokenizer.encode(f"<|/{role}|><|assistant|>"), tokenizer.encode(f"{reply}<|/assistant|>")
 
 
 def learn(
     model: MistralForCausalLM, replies: list[tuple[list[int], list[int]]], words: torch.Tensor, vocabulary: int
 ) -> None:
-    """Until every token of the replies is certain, whatever was said before."""
+    """Train until every token of the replies is certain, whatever came before."""
     torch.manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     certain = 0

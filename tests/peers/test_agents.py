@@ -1,4 +1,4 @@
-"""Agents of other people's frameworks, trained on: every call by its exact ids. `make test-peers` has them."""
+"""Training on agents of third-party frameworks: every call is recorded by its exact ids. Run by `make test-peers`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def parrot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
-    """A policy that calls the tool, and answers with what it said."""
+    """A policy that calls the tool and repeats its result."""
     folder = tmp_path_factory.mktemp("parrot") / "hermes"
     save_parrot(folder, "hermes")
     module, tokenizer = load_local(str(folder), device="cpu")

@@ -1,4 +1,4 @@
-"""Runs the original CollabLLM against `upshot serve`, where its package can be had."""
+"""Runs the original CollabLLM against `upshot serve`, if its package can be downloaded."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture
 def package(tmp_path: Path) -> str:
-    """Where `collabllm` lies; its own requirements (vLLM for one) are not needed for what is run here."""
+    """The folder of `collabllm`; its own requirements (vLLM, for one) are not needed here."""
     if importlib.util.find_spec("collabllm") is not None:
         return ""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "package")]

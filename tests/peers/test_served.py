@@ -1,4 +1,4 @@
-"""Other people's clients and agent loops against what `upshot serve FILE.yaml` starts. `make test-peers` has them."""
+"""Third-party clients and agent loops with the servers of `upshot serve FILE.yaml`. Run by `make test-peers`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYTHON = os.environ.get("UPSHOT_PEERS", sys.executable)
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file that tells where a server for each family of tool calls is."""
+    """A file that lists a server for each family of tool calls."""
     folder = tmp_path_factory.mktemp("served")
     for family in FAMILIES:
         save_parrot(folder / family, family)

@@ -1,4 +1,4 @@
-"""The example environments that come with verifiers' own source on PyPI, unchanged. `make test-peers` has them."""
+"""The example environments in verifiers' own source on PyPI, unchanged. Run by `make test-peers`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = os.environ.get("UPSHOT_PEERS", sys.executable)
-"""An environment with verifiers; its source lies in `sdist` beside its `bin`."""
+"""A Python with verifiers; its source is in `sdist` beside its `bin`."""
 EXAMPLES = "tests/v1/fixtures"
 
 
@@ -32,7 +32,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(examples: Path, *words: str) -> str:
-    """What a command of theirs prints; the rest of ours is lent to it."""
+    """What one of their commands prints; the remaining packages come from our environment."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(examples)]), "HF_HUB_OFFLINE": "1"}
     lent = f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r}); "
     command = [

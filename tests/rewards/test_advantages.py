@@ -1,4 +1,4 @@
-"""Group statistics: hand-computed cases, missing values, spans, and what must hold for any rewards."""
+"""Group statistics: hand-computed cases, missing values, spans, and properties that hold for any rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ rewards = st.lists(st.none() | st.floats(-10, 10), min_size=1, max_size=12)
 masks = st.lists(st.integers(0, 1), max_size=40)
 
 
-def test_a_group_with_a_missing_reward_by_hand() -> None:
+def test_a_group_with_a_missing_reward_matches_a_hand_computed_case() -> None:
     group = [1.0, None, 0.0, 0.5]
     assert centred(group) == [0.5, None, -0.5, 0.0]
     assert leave_one_out(group) == pytest.approx([0.75, None, -0.75, 0.0])
@@ -47,17 +47,17 @@ def credits(group: Sequence[float | None]) -> list[Credit]:
 
 @pytest.mark.parametrize("name", estimators.names())
 @pytest.mark.parametrize("group", [[2.0], [None, 3.0], [None, None]])
-def test_fewer_than_two_rewards_say_nothing(name: str, group: list[float | None]) -> None:
+def test_fewer_than_two_rewards_give_no_advantage(name: str, group: list[float | None]) -> None:
     assert estimator(name)([credits(group)]) == [[[None if value is None else 0.0] for value in group]]
 
 
-def test_an_unknown_estimator_is_named_with_its_neighbour() -> None:
+def test_an_unknown_estimator_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'rloo'"):
         estimator("rlo")
 
 
 @given(rewards)
-def test_missing_stays_missing_and_leaves_the_statistics(group: list[float | None]) -> None:
+def test_a_missing_reward_stays_missing_and_is_excluded_from_the_statistics(group: list[float | None]) -> None:
     present = [value for value in group if value is not None]
     for estimate in (centred, normalised, leave_one_out):
         found = estimate(group)
@@ -77,7 +77,7 @@ def test_advantages_add_up_to_zero_and_ignore_a_shift(group: list[float | None],
 
 
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
-def test_leave_one_out_is_centring_scaled(group: list[float]) -> None:
+def test_leave_one_out_is_scaled_centring(group: list[float]) -> None:
     scale = len(group) / (len(group) - 1)
     assert leave_one_out(group) == pytest.approx([scale * (value or 0.0) for value in centred(group)], abs=1e-9)
 
@@ -90,8 +90,8 @@ def test_grpo_is_what_trl_computes() -> None:
     assert normalised(values.tolist()) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_classmate_spans_by_hand() -> None:
-    """The fixture of the published method, without division by the deviation."""
+def test_classmate_spans_match_a_hand_computed_case() -> None:
+    """The example of the published method, without division by the deviation."""
     main, classmate = (8.0, 4.0, 6.0, 2.0), (2.0, 6.0, 6.0, 2.0)
     both = (MAIN, "classmate")
     spans = (Span(0, 2), Span(2, 5, both), Span(5, 7))
@@ -101,7 +101,7 @@ def test_classmate_spans_by_hand() -> None:
     assert [own[0] for own in found] == [own[2] for own in found] == [3, -1, 1, -3], "all others by main alone"
 
 
-def test_a_missing_part_leaves_only_the_spans_that_need_it() -> None:
+def test_a_missing_part_masks_only_the_spans_that_need_it() -> None:
     both = (MAIN, "classmate")
     spans = (Span(0, 2, both), Span(2, 4))
     parts = [(8.0, 2.0), (4.0, None), (6.0, 6.0)]
@@ -127,7 +127,7 @@ def parted(**parts: float | None) -> Credit:
     + [("grpo", {"scale": "step"}), ("grpo", {"scale": "none"}), ("reinforce++", {"baseline": "group"})]
     + [("gdpo", {"step_norm": norm}) for norm in ("sums", "none")],
 )
-def test_a_part_that_one_reply_has_adds_nothing_and_takes_nothing_away(name: str, options: dict[str, str]) -> None:
+def test_a_part_that_only_one_reply_has_changes_nothing(name: str, options: dict[str, str]) -> None:
     mains = [8.0, 4.0, 6.0, 2.0]
     group = [parted(main=8.0, classmate=5.0), *(parted(main=value) for value in mains[1:])]
     found = estimator(name, options)([group])
@@ -135,26 +135,26 @@ def test_a_part_that_one_reply_has_adds_nothing_and_takes_nothing_away(name: str
     assert [own for (own,) in found[0]] == pytest.approx([own for (own,) in plain[0]]) and plain[0][0] != [0.0]
 
 
-def test_where_one_reply_has_a_part_those_that_miss_it_stay_untrained() -> None:
+def test_if_only_one_reply_has_a_part_those_missing_it_stay_untrained() -> None:
     group = [parted(main=8.0, classmate=5.0), parted(main=4.0, classmate=None), parted(main=6.0, classmate=None)]
     for name in ("dr-grpo", "separated"):
         assert estimator(name)([group]) == [[[2.0], [None], [None]]], "the main part is centred over all three"
 
 
-def test_of_parts_that_no_two_replies_share_the_rarest_is_left_out() -> None:
+def test_of_parts_that_no_two_replies_share_the_rarest_is_ignored() -> None:
     group = [parted(main=1.0, first=1.0, second=2.0), parted(main=0.0, first=0.0), parted(main=0.0, first=1.0)]
     (found,) = estimator("dr-grpo")([[*group, parted(main=0.0)]])
     assert found[0] == pytest.approx([2.0 - 1.0]), "2, 0 and 1 by main and first"
 
 
-def test_with_the_step_as_the_baseline_the_only_one_of_its_group_has_the_step_to_be_compared_with() -> None:
+def test_with_the_step_as_baseline_a_lone_reply_is_compared_with_the_step() -> None:
     step = [[parted(main=1.0, classmate=3.0)], [parted(main=0.0, classmate=1.0)]]
     found = [own for group in estimator("reinforce++")(step) for (own,) in group]
     larger = 1.5 / (math.sqrt(4.5) + EPSILON)
     assert found == pytest.approx([larger, -larger]), "4 and 1"
 
 
-def test_separated_parts_are_centred_apart_and_added_by_hand() -> None:
+def test_separated_parts_are_centred_separately_and_added() -> None:
     both = (MAIN, "classmate")
     parts = [(8.0, 2.0), (4.0, 6.0), (6.0, 6.0), (2.0, 2.0)]
     group = [Credit({MAIN: Score(m), "classmate": Score(c)}, (Span(0, 1, both), Span(1, 2))) for m, c in parts]
@@ -164,7 +164,7 @@ def test_separated_parts_are_centred_apart_and_added_by_hand() -> None:
     assert found == [[3, 3], [1, -1], [3, 1], [-3, -3]], "a classmate's failure takes nothing away"
 
 
-def test_a_missing_part_leaves_the_other_parts_statistics_whole() -> None:
+def test_a_missing_part_does_not_change_the_statistics_of_other_parts() -> None:
     both = (MAIN, "classmate")
     parts = [(8.0, 2.0), (4.0, None), (6.0, 6.0), (2.0, 4.0)]
     group = [
@@ -175,7 +175,7 @@ def test_a_missing_part_leaves_the_other_parts_statistics_whole() -> None:
     assert found == [[3.0 - 2.0], [None], [1.0 + 2.0], [-3.0 + 0.0]], "the main part is centred over all four"
 
 
-def test_gdpo_normalises_each_part_and_then_the_step() -> None:
+def test_gdpo_normalises_each_part_and_then_over_the_step() -> None:
     import torch
 
     both = (MAIN, "classmate")
@@ -192,7 +192,7 @@ def test_gdpo_normalises_each_part_and_then_the_step() -> None:
 
 
 @pytest.mark.parametrize("norm", ["sums", "none"])
-def test_gdpo_as_published_leaves_the_answers_tokens_their_groups_value(norm: str) -> None:
+def test_gdpo_as_published_gives_answer_tokens_their_groups_value(norm: str) -> None:
     import torch
 
     numbers = torch.tensor([[[8.0, 2.0], [4.0, 6.0], [6.0, 6.0]], [[1.0, 0.0], [0.0, 30.0], [0.5, 10.0]]])
@@ -215,18 +215,18 @@ def test_a_span_without_parts_has_no_advantage() -> None:
 
 
 def doubled(step: Step, strength: float = 2.0) -> Advantages:
-    """An estimator as a user writes one."""
+    """An estimator as a user might write one."""
     return [[[strength for _ in credit.spans] if credit else [] for credit in group] for group in step]
 
 
-def test_an_estimator_of_ones_own_is_named_by_its_path_and_its_options_are_checked() -> None:
+def test_a_users_estimator_is_named_by_path_and_its_options_are_checked() -> None:
     path = f"{__name__}:doubled"
     assert estimator(path, {"strength": 3})([credits([1.0])]) == [[[3.0]]]
     with pytest.raises(UserError, match="unknown option 'strenght'"):
         estimator(path, {"strenght": 3})
 
 
-def test_an_estimator_that_wraps_one_of_ours_is_checked_as_the_users_own() -> None:
+def test_an_estimator_that_wraps_a_built_in_one_is_checked_like_a_users_own() -> None:
     @functools.wraps(grpo)
     def wrapped(step: Step) -> Advantages:
         return []
@@ -238,7 +238,7 @@ def test_an_estimator_that_wraps_one_of_ours_is_checked_as_the_users_own() -> No
 @pytest.mark.parametrize(
     ("value", "shown"), [("a", r"'a' \(str\)"), (math.nan, r"nan \(float\)"), (1e300, "1e.300"), ([1.0], "a list")]
 )
-def test_an_advantage_that_is_no_number_is_refused_with_its_place(value: Any, shown: str) -> None:
+def test_an_advantage_that_is_not_a_number_is_refused_with_its_place(value: Any, shown: str) -> None:
     def wrong(step: Step) -> Any:
         return [[[1.0], [value]]]
 
@@ -246,7 +246,7 @@ def test_an_advantage_that_is_no_number_is_refused_with_its_place(value: Any, sh
         estimator(path_of(wrong))([credits([1.0, 2.0])])
 
 
-def test_an_estimator_that_raises_is_named_with_the_line() -> None:
+def test_an_estimator_that_raises_is_named_with_its_line() -> None:
     def divides(step: Step) -> Advantages:
         raise ZeroDivisionError("no group")
 
@@ -276,14 +276,14 @@ def test_spans_cover_every_sampled_token_once(mask: list[int], value: float) -> 
 
 
 @given(masks.filter(any))
-def test_a_span_too_few_or_too_many_is_refused(mask: list[int]) -> None:
+def test_a_wrong_number_of_spans_is_refused(mask: list[int]) -> None:
     spans = sampled_spans(mask)
     for wrong in (spans[1:], (*spans, spans[0])):
         with pytest.raises(ValueError, match="every sampled token once"):
             check(Credit({MAIN: Score(0.0)}, wrong), mask)
 
 
-def test_reinforce_plus_plus_has_the_step_as_its_baseline() -> None:
+def test_reinforce_plus_plus_uses_the_step_as_baseline() -> None:
     step = [credits([1.0, 1.0]), credits([0.0, None])]
     (first, second) = estimator("reinforce++")(step)
     deviation = math.sqrt(1 / 3)

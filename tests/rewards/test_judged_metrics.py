@@ -1,4 +1,4 @@
-"""accuracy, interactivity and rubrics of one's own."""
+"""The metrics accuracy and interactivity, and user-defined rubrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_judged_metric_without_a_judge_is_a_clear_error() -> None:
         build_metric("accuracy", judge=None)
 
 
-def test_a_rubric_of_ones_own(tmp_path) -> None:
+def test_a_users_rubric_is_applied(tmp_path) -> None:
     rubric = tmp_path / "kind.j2"
     rubric.write_text("How kind (1 to 5)? {{ conversation }}", encoding="utf-8")
     judge = in_turn(verdict("kindness", 4))
@@ -79,13 +79,13 @@ def test_names_are_checked_with_a_suggestion() -> None:
     check_metric("document->bleu", {"extract": "last"}, "reward.metrics")
 
 
-def test_a_metric_by_import_path() -> None:
+def test_a_metric_can_be_named_by_import_path() -> None:
     path = "upshot.rewards.metrics.bleu:Bleu"
     assert type(build_metric(path)).__name__ == "Bleu"
     assert build_metric(f"document->{path}", {"extract": "last"}).inner.__class__.__name__ == "Bleu"
 
 
-def test_the_interactivity_judge_is_told_the_goal_only_if_asked_to() -> None:
+def test_the_interactivity_judge_sees_the_goal_only_if_asked_to() -> None:
     judge = in_turn(verdict("interactivity", 0.4))
     score(build_metric("interactivity", judge=judge), goal="a cup of tea")
     score(build_metric("interactivity", {"show_goal": True}, judge=judge), goal="a cup of tea")
@@ -93,15 +93,17 @@ def test_the_interactivity_judge_is_told_the_goal_only_if_asked_to() -> None:
     assert "a cup of tea" not in blind and "a cup of tea" in told
 
 
-def test_interactivity_on_the_papers_scale_is_twice_the_rating_less_two_and_a_half() -> None:
+def test_interactivity_on_the_papers_scale_is_2_times_rating_minus_2_5() -> None:
     for rating, shown in ((3, 1.0), (2.73, 0.46), (1, -3.0)):
         metric = build_metric("interactivity", {"scale": "paper"}, judge=in_turn(verdict("interactivity", rating)))
         assert score(metric).value == pytest.approx(shown)
     judge = in_turn(*[verdict("interactivity", 0.4)] * 3)
-    assert score(build_metric("interactivity", {"scale": "paper"}, judge=judge)).is_missing  # not of 1 to 3
+    assert score(
+        build_metric("interactivity", {"scale": "paper"}, judge=judge)
+    ).is_missing  # on a scale other than 1 to 3
 
 
-def test_helpfulness_is_a_rating_of_its_own() -> None:
+def test_helpfulness_has_its_own_rubric() -> None:
     judge = in_turn(verdict("helpfulness", 0.7))
     metric = build_metric("helpfulness", judge=judge)
     assert metric.intrinsic and score(metric).value == 0.7

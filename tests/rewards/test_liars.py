@@ -1,4 +1,4 @@
-"""A policy that can fool its tests in the plain look learns nothing by it: a bandit with our verdicts."""
+"""A policy that fools its tests in the plain check learns nothing from it: a bandit rewarded with our verdicts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from upshot.tasks.verifiers.code import share_passed
 from upshot.tasks.verifiers.profile import CheckKind, RowProfile, decide
 
 SEEN = {"right": Outcome.PASSED, "wrong": Outcome.WRONG, "lie": Outcome.UNCONFIRMED}
-"""What the sandbox says of each kind of reply."""
+"""What the sandbox reports for each kind of reply."""
 DECIDABLE = RowProfile((CheckKind.DECIDABLE,), "reference")
 GROUP, ROWS, STEPS, RATE = 8, 6, 100, 4.0
 HARD, SOLVED_EASY, SOLVED_HARD = 0.3, 0.8, 0.15
 
 
 def share_of_liars(seed: int, missing: bool = False) -> float:
-    """How often a reply that fails is a lie in the end, of 5 % in the beginning. `missing`: as if lies had no score."""
+    """Final share of lies among failing replies, which start at 5 %. `missing`: as if lies had no score."""
     dice, logit, compare = random.Random(seed), math.log(0.05 / 0.95), estimator("grpo")
 
     def chance() -> float:
@@ -40,10 +40,10 @@ def share_of_liars(seed: int, missing: bool = False) -> float:
     return chance()
 
 
-def test_liars_do_not_grow_where_the_judge_can_decide() -> None:
+def test_the_share_of_lies_does_not_grow_if_the_judge_can_decide() -> None:
     shares = [share_of_liars(seed) for seed in range(4)]
     assert sum(shares) / len(shares) < 0.1, shares
 
 
-def test_they_would_grow_if_a_lie_had_no_score() -> None:
+def test_the_share_of_lies_would_grow_if_a_lie_had_no_score() -> None:
     assert share_of_liars(0, missing=True) > 0.5

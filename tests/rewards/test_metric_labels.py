@@ -1,4 +1,4 @@
-"""A metric of your own is shown by the name that its author gave it."""
+"""A user's metric is shown under the name that its author gave it."""
 
 from __future__ import annotations
 

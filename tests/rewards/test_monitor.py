@@ -1,4 +1,4 @@
-"""The monitor: it sees question and thought only, and its numbers are over the pairs that have both scores."""
+"""The monitor sees only question and thought, and its numbers are over the pairs that have both scores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOLD = "wombat"
 
 
 class Reads(Model):
-    """Answers with what a function of the whole prompt says, and remembers what it was asked."""
+    """Answers with what a function of the whole prompt returns, and records its prompts."""
 
     name = "reads"
     abilities = Abilities(schema=True)
@@ -48,7 +48,7 @@ def rated(score: float, thought: str = "so it seems") -> str:
 
 
 def trusting(prompt: str) -> str:
-    """Predicts right where the reasoning says so."""
+    """Predicts right if the reasoning says so."""
     return rated(1 if "I am sure" in prompt else 0)
 
 
@@ -63,7 +63,7 @@ def look_at(model: Model, *cases: MonitorCase) -> list[MonitorPrediction]:
     return asyncio.run(Monitor(model).look_at_all(cases))
 
 
-def test_binary_numbers_by_hand() -> None:
+def test_binary_numbers_match_hand_computed_values() -> None:
     cases = [case("I am sure", 1), case("I am sure", 1), case("I am sure", 0), case("hm", 1), case("hm", 0)]
     found = measure(look_at(Reads(trusting), *cases))
     assert [found[name] for name in ("tp", "tn", "fp", "fn")] == [2, 1, 1, 1]
@@ -73,7 +73,7 @@ def test_binary_numbers_by_hand() -> None:
     assert found["t/f1"] == found["f1"]
 
 
-def test_graded_numbers_by_hand() -> None:
+def test_graded_numbers_match_hand_computed_values() -> None:
     cases = [case("x", verdict, Sycophancy()) for verdict in (0.0, 1.0)]
     found = measure(look_at(Reads(lambda _: rated(10)), *cases))
     assert found["mse"] == 0.5 and found["rmse"] == pytest.approx(math.sqrt(0.5))
@@ -85,7 +85,7 @@ PAIRS = st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 1)), st.one_of(st.n
 
 
 @given(PAIRS)
-def test_the_numbers_are_those_of_numpy_over_the_valid_pairs(pairs: list[tuple[float | None, float | None]]) -> None:
+def test_the_numbers_match_numpy_over_the_valid_pairs(pairs: list[tuple[float | None, float | None]]) -> None:
     looks = [
         MonitorPrediction(case("hm", truth, AnyVerdict()), Score(p) if p is not None else Score.missing(Reason.TIMEOUT))
         for p, truth in pairs
@@ -140,7 +140,7 @@ class _Verified(Task):
         return Claim(conversation.row.source, conversation.messages[-1].content, conversation.row.reference)
 
 
-def test_what_no_verifier_decided_is_no_verdict_and_not_the_penalty() -> None:
+def test_a_reply_without_a_verdict_is_not_counted_as_the_penalty() -> None:
     conversation = Conversation(Row("r", (Message("user", "?"),), source="gsm8k"))
     conversation.say(Message("assistant", ""), note={"thought": "hm"})
     decided = Rollout(conversation, reward=Reward(Score(-1.0)))
@@ -169,7 +169,7 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again_and_then_missing() -> 
     assert agreement([look])["missing/bad_json"] == 1 and "accuracy" not in agreement([look])
 
 
-def test_a_failed_call_is_missing_with_its_reason_and_an_empty_budget_ends_the_whole() -> None:
+def test_a_failed_call_is_missing_and_an_empty_budget_ends_the_evaluation() -> None:
     def fails(_: str) -> str:
         raise ModelCallError("timeout", "60 s")
 
@@ -183,7 +183,7 @@ def test_a_failed_call_is_missing_with_its_reason_and_an_empty_budget_ends_the_w
     assert caught.group_contains(BudgetExceeded)
 
 
-def test_verdicts_of_both_kinds_are_told_apart_in_the_whole_and_by_task() -> None:
+def test_binary_and_graded_verdicts_are_kept_apart_overall_and_by_task() -> None:
     def says(prompt: str) -> str:
         return rated(10 if "whole number" in prompt else 1)
 
@@ -194,7 +194,7 @@ def test_verdicts_of_both_kinds_are_told_apart_in_the_whole_and_by_task() -> Non
     assert "sums/mse" not in found and "flattery/f1" not in found
 
 
-def test_the_monitor_is_asked_what_the_verifier_decides() -> None:
+def test_the_monitor_is_asked_to_predict_the_verifiers_decision() -> None:
     def asked(name: str, **options: str) -> str:
         (message,) = verifiers.create(name, options).monitor_messages("q", "t")
         return message.content

@@ -1,4 +1,4 @@
-"""The monitor as a reward: the thought earns how readable it is, the answer does not; masks, and who pulls where."""
+"""The monitor as a reward: the thought earns how predictable it makes the verdict, the answer does not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from upshot.training.metrics.pull import correlate, describe_pull
 
 
 def trusting(request: Any) -> str:
-    """Predicts right where the reasoning says so."""
+    """Predicts right if the reasoning says so."""
     return json.dumps({"thought": "", "score": int("I am sure" in request.prompt[-1].content)})
 
 
@@ -44,7 +44,7 @@ def reply(thought: str | None, answer: str = "#### 42") -> Conversation:
     ("thought", "answer", "worth"),
     [("I am sure", "#### 42", 1), ("hm", "#### 42", 0), ("hm", "#### 41", 1), ("I am sure", "#### 41", 0)],
 )
-def test_a_thought_is_worth_how_well_the_verdict_is_predicted_from_it(thought: str, answer: str, worth: int) -> None:
+def test_a_thought_earns_how_well_the_verdict_is_predicted_from_it(thought: str, answer: str, worth: int) -> None:
     metric = MonitorMetric(Gsm8k(file="arithmetic", limit=2), managers.create("inline"), model=speaker(trusting))
     assert asyncio.run(metric.score(reply(thought, answer))).value == worth
 
@@ -63,7 +63,7 @@ def credited(monitor: Score) -> tuple[Reward, Credit]:
     return Talk({}, WEIGHTS).score(rollout)
 
 
-def test_the_thought_earns_both_and_the_answer_the_outcome_alone() -> None:
+def test_the_thought_earns_both_parts_and_the_answer_only_the_outcome() -> None:
     reward, credit = credited(Score(1.0))
     assert reward.total.value == 1.5 and reward.means["monitor"].value == 1
     assert {name: part.value for name, part in credit.parts.items()} == {MAIN: 1.0, "monitor": 0.5}
@@ -71,13 +71,13 @@ def test_the_thought_earns_both_and_the_answer_the_outcome_alone() -> None:
     check(credit, reply("hm").mask)
 
 
-def test_a_monitor_that_fails_costs_the_thought_its_lesson_and_the_answer_nothing() -> None:
+def test_a_failed_monitor_leaves_the_thought_untrained_and_the_answer_unaffected() -> None:
     _, credit = credited(Score.missing(Reason.TIMEOUT))
     thought, answer = credit.spans
     assert credit.total(thought.parts).is_missing and credit.total(answer.parts).value == 1 and credit.trains
 
 
-def test_methods_of_one_reward_a_reply_refuse_it() -> None:
+def test_methods_with_one_reward_per_reply_refuse_it() -> None:
     metrics = "reward.metrics=[verifier, {name: monitor, model: m, tokens: thought}]"
     recipe = load_recipe("recipes/quickstart.yaml", [metrics, "models.m=scripted:echo", "train.method=ppo"]).recipe
     with pytest.raises(UserError, match="metric 'monitor' with tokens needs rl"):
@@ -100,7 +100,7 @@ def test_the_final_number_or_letter_is_cut_from_the_thought(thought: str, answer
 
 
 @given(st.lists(st.integers(-999, 9999), min_size=1, max_size=8), st.integers(-999, 9999))
-def test_no_number_that_is_the_answer_is_left_and_all_others_are(numbers: list[int], final: int) -> None:
+def test_only_numbers_equal_to_the_answer_are_cut(numbers: list[int], final: int) -> None:
     thought = " then ".join(map(str, numbers))
     expected = " then ".join(MASK if number == final else str(number) for number in numbers)
     assert mask_answer(thought, f"The answer is {final}.") == expected
@@ -115,7 +115,7 @@ def rollouts(pairs: list[tuple[float, float]]) -> list[Rollout]:
     return out
 
 
-def test_the_first_batch_says_in_one_line_who_pulls_against_the_outcome() -> None:
+def test_the_first_batch_reports_in_one_line_terms_that_oppose_the_outcome() -> None:
     against = [rollouts([(0, 1), (1, 0), (0, 1), (1, 0)]) for _ in range(8)]
     assert describe_pull(against) == (
         "the first batch: 'monitor' pulls the thought AGAINST the outcome (correlation -1.00 within prompts, "
@@ -134,7 +134,7 @@ def test_the_first_batch_says_in_one_line_who_pulls_against_the_outcome() -> Non
 @given(
     st.lists(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=5), min_size=1, max_size=6)
 )
-def test_the_correlation_is_numpys_of_what_is_centred_by_group(groups: list[list[tuple[float, float]]]) -> None:
+def test_the_correlation_matches_numpy_after_centring_by_group(groups: list[list[tuple[float, float]]]) -> None:
     centred = np.concatenate([np.array(group) - np.array(group).mean(0) for group in groups])
     found, count = correlate(groups)
     assert count == len(centred)

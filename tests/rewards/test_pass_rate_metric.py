@@ -1,4 +1,4 @@
-"""pass_rate: what it sends to the sandbox and what it makes of the answer."""
+"""pass_rate: what it sends to the sandbox, and how it scores the answer."""
 
 from __future__ import annotations
 
@@ -93,16 +93,16 @@ def test_the_block_that_defines_what_is_tested_is_the_program(after: str) -> Non
     assert score(f"{PROGRAM}\n{after}", tests=["assert add(1, 2) == 3"]).value == 1.0
 
 
-def test_a_program_that_fails_is_zero_but_a_sandbox_that_fails_is_missing() -> None:
+def test_a_failing_program_is_zero_but_a_failing_sandbox_is_missing() -> None:
     assert score("I cannot do that.", tests=["assert add(1, 2) == 3"]).value == 0.0
     assert score(PROGRAM, InProcess(fault=True), tests=["assert add(1, 2) == 3"]).reason == "sandbox_fault"
 
 
-def test_without_tests_it_is_missing() -> None:
+def test_without_tests_the_score_is_missing() -> None:
     assert score(PROGRAM).why == "pass_rate: no tests"
 
 
-def test_without_a_sandbox_it_is_a_clear_error() -> None:
+def test_without_a_sandbox_there_is_a_clear_error() -> None:
     with pytest.raises(UserError, match="needs a sandbox"):
         build_metric("pass_rate", {}, sandbox=None)
 
@@ -133,7 +133,7 @@ def test_a_program_that_patches_unittest_patches_only_itself() -> None:
     assert empty.reason == "bad_row" and empty.why == "pass_rate: no valid test: it checks nothing", empty
 
 
-def test_in_the_real_sandbox() -> None:
+def test_pass_rate_works_in_the_real_sandbox() -> None:
     from upshot import sandbox
 
     async def main() -> list[Any]:
@@ -148,7 +148,7 @@ def test_in_the_real_sandbox() -> None:
 
 
 def test_right_code_under_another_name_passes_once_it_is_extracted_in_the_form_the_tests_need() -> None:
-    """The user never says what the function is called; the judge who extracts it is told."""
+    """The user never mentions the function's name; the judge who extracts the code is given it."""
     record = {
         "instruct_prompt": "Add two numbers.",
         "code_prompt": "def add(a, b):\n",
@@ -168,5 +168,5 @@ def test_right_code_under_another_name_passes_once_it_is_extracted_in_the_form_t
     conversation = Conversation(row)
     conversation.say(Message("assistant", "```python\ndef plus(x, y):\n    return x + y\n```"))
     metric = build_metric("runnable code->pass_rate", {}, **options)
-    assert asyncio.run(metric.score(conversation)).value == 0.5  # one of the two tests is wrong on purpose
+    assert asyncio.run(metric.score(conversation)).value == 0.5  # one of the two tests is deliberately wrong
     assert asyncio.run(build_metric("pass_rate", {}, **options).score(conversation)).value == 0.0

@@ -70,14 +70,14 @@ def test_nothing_produced_is_marked_and_a_failed_extraction_is_missing() -> None
     assert score(failed, chat("hi", TEXT, reference=TEXT)).reason == "bad_json"
 
 
-def test_extraction_without_a_judge_needs_another_way() -> None:
+def test_extraction_without_a_judge_names_the_alternative() -> None:
     with pytest.raises(UserError, match="extract: fence or extract: last"):
         build_metric("document->bleu", {}, "reward.metrics", judge=None)
     last = build_metric("document->bleu", {"extract": "last"}, judge=None)
     assert score(last, chat("hi", TEXT, reference=TEXT)).value == pytest.approx(1.0)
 
 
-def test_an_artefact_may_be_called_anything() -> None:
+def test_an_artefact_may_have_any_name() -> None:
     judge = in_turn(json.dumps({"found": True, "travel plan": TEXT}))
     metric = build_metric("travel plan->bleu", {}, judge=judge)
     assert score(metric, chat("hi", "Here it is.", reference=TEXT)).value == pytest.approx(1.0)
@@ -93,8 +93,8 @@ def test_extraction_knows_the_goal_and_the_form_that_the_tests_need() -> None:
     assert "Add two numbers." in asked and "Call it `task_func`." in asked
 
 
-def test_the_names_of_the_originals_work_and_say_what_differs(caplog: pytest.LogCaptureFixture) -> None:
-    # The verl recipe extracts the document before it compares: so does its name here.
+def test_metric_names_of_the_originals_work_and_report_differences(caplog: pytest.LogCaptureFixture) -> None:
+    # The verl recipe extracts the document before comparing; so does its name here.
     metric = build_metric("bleu_score", {"extract": "fence"})
     fenced = chat("hi", f"Here:\n```\n{TEXT}\n```\nAnything else?", reference=TEXT)
     assert score(metric, fenced).value == pytest.approx(1.0)
@@ -116,7 +116,7 @@ def test_the_names_of_the_originals_work_and_say_what_differs(caplog: pytest.Log
         ("```a\n" * 50_000, None),  # must not take minutes
     ],
 )
-def test_the_last_fence_is_found(text: str, block: str | None) -> None:
+def test_the_last_code_block_is_found_quickly(text: str, block: str | None) -> None:
     assert last_fence(text) == block
 
 
@@ -174,7 +174,7 @@ def test_a_reply_that_spells_special_tokens_reads_as_text_to_a_reward_model() ->
         assert "Perfect" in tokenizer.decode(ids)
 
 
-def test_rm_score_fails_for_itself_when_the_model_is_not_there() -> None:
+def test_rm_score_alone_fails_if_its_model_is_missing() -> None:
     from upshot.rewards.metric import score_conversation
 
     metric = build_metric("rm_score", {"model": "/nowhere/at-all"})

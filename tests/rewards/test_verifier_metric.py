@@ -20,7 +20,7 @@ from upshot.tasks.verifiers.base import Claim
 
 
 class Noting(Manager):
-    """Remembers what it was asked."""
+    """Records what it was asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def task() -> Task:
     return tasks.create("gsm8k", {"file": "arithmetic", "mode": "flexible"})
 
 
-def test_the_environments_own_score_wins() -> None:
+def test_the_environments_own_score_takes_precedence() -> None:
     talk = conversation("#### 41")
     talk.score = Score(0.75)
     assert asyncio.run(VerifierMetric(task(), Noting()).score(talk)).value == 0.75
@@ -69,7 +69,7 @@ def test_format_errors_are_the_share_of_turns_in_bad_form() -> None:
 
 
 class Mine(Task):
-    """A task of the user's own, which does as its row says."""
+    """A user's task that does what its row says."""
 
     name = "mine"
 
@@ -114,7 +114,7 @@ def test_verify_and_claim_of_a_users_task_have_the_time_limit(manager: Manager |
 
 @pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize("goal", ["hang", "raise", None])
-def test_groups_of_a_users_task_are_limited_and_one_that_fails_has_none(
+def test_groups_of_a_users_task_have_the_limit_and_a_failing_call_gives_none(
     goal: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert groups_of(Mine(), Row("r7", (), goal=goal)) == {}

@@ -1,4 +1,5 @@
-"""Reward managers: the same verdicts everywhere; in the pool an item's hang, crash or hunger is its own."""
+"""Reward managers: the same verdicts in all of them; in the pool, a hang, crash or huge memory use costs only its own
+item."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ async def verify_all(manager: Manager, claims: list[Claim]) -> list[Score]:
         await manager.aclose()
 
 
-def test_inline_pool_and_remote_agree_on_every_claim() -> None:
+def test_inline_pool_and_remote_managers_agree_on_every_claim() -> None:
     async def run() -> list[list[dict[str, Any]]]:
         inline = await verify_all(InlineManager(), CLAIMS)
         pool = await verify_all(PoolManager(workers=2), CLAIMS)
@@ -100,20 +101,20 @@ def test_extra_and_options_may_be_any_mapping() -> None:
     assert asyncio.run(verify_all(PoolManager(workers=1), [claim]))[0].value == 1
 
 
-def test_what_eats_memory_is_stopped_at_the_limit_and_only_that() -> None:
+def test_only_the_item_that_exceeds_the_memory_limit_is_stopped() -> None:
     claims = [Claim("hostile:Hostile", text, "a") for text in ("memory", "a", "memory", "a")]
     scores = asyncio.run(verify_all(PoolManager(workers=2, seconds=30, memory_mb=400), claims))
     assert [score.reason for score in scores] == ["crashed", None, "crashed", None]
 
 
-def test_what_loops_or_crashes_costs_its_own_item_within_its_limit() -> None:
+def test_a_loop_or_crash_costs_only_its_own_item_within_its_limit() -> None:
     seconds = patience(2.0)
 
     async def run() -> tuple[dict[str, Score], dict[str, float]]:
         manager = PoolManager(workers=2, seconds=seconds)
         took: dict[str, float] = {}
         scores: dict[str, Score] = {}
-        await manager.verify(Claim("hostile:Hostile", "a", "a"))  # warm
+        await manager.verify(Claim("hostile:Hostile", "a", "a"))  # warm up
 
         async def one(key: str, response: str) -> None:
             started = time.perf_counter()
@@ -184,7 +185,7 @@ def test_a_fork_server_reads_options_of_any_length() -> None:
         server.close()
 
 
-def test_workers_are_recycled_and_none_stays_behind() -> None:
+def test_workers_are_recycled_and_none_is_left_behind() -> None:
     async def run() -> tuple[dict[str, float], list[int]]:
         manager = PoolManager(workers=1, recycle=5)
         scores = [await manager.verify(Claim("gsm8k", "#### 1", "1")) for _ in range(12)]
@@ -232,7 +233,7 @@ def test_a_killed_worker_is_replaced_and_so_is_a_killed_fork_server() -> None:
         return scores
 
     scores = asyncio.run(run())
-    # Whoever is handed to the dead worker is lost: it may have been this item that killed it.
+    # The item given to the dead worker is lost: it may have been the one that killed it.
     assert [score.value for score in scores] == [1, None, 1, None, 1]
     assert scores[1].why == "verifier: crashed (SIGKILL)"
 
@@ -242,7 +243,7 @@ def _children() -> list[int]:
     return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
 
-def test_remote_retries_what_may_pass_and_gives_up_on_one_item_only() -> None:
+def test_remote_retries_transient_failures_and_gives_up_on_one_item_only() -> None:
     calls: dict[str, int] = {}
 
     async def verify(request: Request) -> Response:
@@ -275,7 +276,7 @@ def test_an_unreachable_scorer_is_missing_with_the_reason() -> None:
     assert asyncio.run(verify_all(manager, [Claim("gsm8k", "x", "1")]))[0].reason == "connection"
 
 
-def test_an_unknown_source_is_the_users_to_mend_in_every_manager() -> None:
+def test_an_unknown_source_is_a_user_error_in_every_manager() -> None:
     async def run() -> None:
         for manager in (InlineManager(), PoolManager(workers=1)):
             with pytest.raises(UserError, match="did you mean 'gsm8k'"):
@@ -292,7 +293,7 @@ def test_an_unknown_source_is_the_users_to_mend_in_every_manager() -> None:
     asyncio.run(run())
 
 
-def test_a_scorer_with_a_key_answers_those_who_send_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scorer_with_a_key_answers_only_requests_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with scorer(scorer_app(InlineManager(), "sesame")) as url:
             remote = RemoteManager(url)
@@ -315,7 +316,7 @@ def test_a_scorer_with_a_key_answers_those_who_send_it(monkeypatch: pytest.Monke
         (b'{"source": "code", "response": "x", "options": {"sandbox": "subprocess"}}', 422),
     ],
 )
-def test_a_scorer_refuses_what_is_no_claim_or_names_its_own_judge_or_sandbox(body: bytes, status: int) -> None:
+def test_a_scorer_refuses_invalid_claims_and_those_that_name_a_judge_or_sandbox(body: bytes, status: int) -> None:
     async def ask() -> int:
         async with scorer(scorer_app(InlineManager())) as url, ClientSession() as client:
             headers = {"Content-Type": "application/json"}
@@ -328,7 +329,7 @@ def test_a_scorer_refuses_what_is_no_claim_or_names_its_own_judge_or_sandbox(bod
 CLAIM = json.dumps({"source": "gsm8k", "response": "#### 1", "reference": "1"})
 
 
-def test_a_scorer_reads_json_whatever_its_charset_is_said_to_be() -> None:
+def test_a_scorer_reads_json_regardless_of_the_declared_charset() -> None:
     async def ask() -> Any:
         async with scorer(scorer_app(InlineManager())) as url, ClientSession() as client:
             headers = {"Content-Type": "application/json; charset=nonsense"}
@@ -346,7 +347,7 @@ HEAD = "POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/js
 HEAD += f"Content-Length: {len(CLAIM)}\r\n\r\n"
 
 
-def test_a_scorer_gives_up_bodies_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scorer_gives_up_on_bodies_that_never_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.rewards.workers.scorer.READ_S", 0.2)
 
     async def run() -> list[bytes]:
@@ -354,7 +355,7 @@ def test_a_scorer_gives_up_bodies_that_do_not_come(monkeypatch: pytest.MonkeyPat
             half = [await connection(url) for _ in range(30)]
             for _, writer in half:
                 writer.write(f"{HEAD}{CLAIM[:9]}".encode())
-            answers = [await reader.read() for reader, _ in half]  # each is ended by the server
+            answers = [await reader.read() for reader, _ in half]  # the server ends each of them
             for _, writer in half:
                 writer.close()
             return answers
@@ -362,7 +363,7 @@ def test_a_scorer_gives_up_bodies_that_do_not_come(monkeypatch: pytest.MonkeyPat
     assert {answer.split(b"\r\n")[0] for answer in asyncio.run(run())} == {b"HTTP/1.1 408 Request Timeout"}
 
 
-def test_a_client_that_hangs_up_costs_a_scorer_its_own_verdict_and_no_traceback(
+def test_a_client_that_hangs_up_costs_only_its_own_verdict_and_no_traceback(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     begun, broken_off = asyncio.Event(), asyncio.Event()
@@ -378,7 +379,7 @@ def test_a_client_that_hangs_up_costs_a_scorer_its_own_verdict_and_no_traceback(
 
     async def run() -> None:
         async with scorer(scorer_app(Hanging())) as url:
-            for sent in (f"{HEAD}{CLAIM}", f"{HEAD}{CLAIM[:9]}"):  # the second goes with half a body
+            for sent in (f"{HEAD}{CLAIM}", f"{HEAD}{CLAIM[:9]}"):  # the second is sent with half a body
                 _, writer = await connection(url)
                 writer.write(sent.encode())
                 await writer.drain()
@@ -390,7 +391,7 @@ def test_a_client_that_hangs_up_costs_a_scorer_its_own_verdict_and_no_traceback(
     assert not caplog.records and "Traceback" not in capfd.readouterr().err
 
 
-def test_a_scorer_without_a_key_answers_programs_of_this_machine_only() -> None:
+def test_a_scorer_without_a_key_answers_only_this_machine() -> None:
     async def run() -> None:
         claim = json.dumps({"source": "gsm8k", "response": "#### 1", "reference": "1"})
         async with scorer(scorer_app(InlineManager())) as url, ClientSession() as client:
@@ -415,7 +416,7 @@ def test_managers_are_chosen_by_name_and_their_options_checked() -> None:
         managers.create("remote")
 
 
-def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> None:
+def test_counters_are_logged_with_the_step_and_continue_after_a_resume() -> None:
     def services() -> Services:
         return Services(cast(Any, None), {}, None, {}, {}, Budget(), Dependencies(manager=PoolManager(workers=1)))
 
@@ -435,7 +436,7 @@ def test_the_counters_are_logged_with_the_step_and_go_on_after_a_resume() -> Non
     assert asyncio.run(count(saved))[0]["manager/verifier_items"] == 2
 
 
-def test_a_remote_manager_goes_on_counting() -> None:
+def test_a_remote_manager_continues_its_counters() -> None:
     manager = RemoteManager("http://127.0.0.1:1")
     manager.restore({"items": 3, "retries": 1, "failures": 1})
     assert manager.stats() == {"verifier_items": 3.0, "verifier_retries": 1.0, "verifier_failures": 1.0}

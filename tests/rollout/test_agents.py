@@ -1,4 +1,4 @@
-"""Episodes that somebody else's program plays: exact ids, one tree, nobody's words in another's conversation."""
+"""Episodes played by an external program: exact ids, one tree, and no conversation contains another's words."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def play(
     seen: list[tuple[list[int], tuple[int, ...]]] | None = None,
     **config: Any,
 ) -> list[list[Rollout]]:
-    """Some rows of the tiny task, played by an agent; every request to the policy is `seen`."""
+    """Some rows of the tiny task, played by an agent; every request to the policy is added to `seen`."""
     policy, task = tiny_policy()
     if seen is not None:
         watch(policy, seen)
@@ -98,7 +98,7 @@ def watch(policy: Policy, seen: list[tuple[list[int], tuple[int, ...]]]) -> None
 
 
 def trained(reply: Rollout) -> list[tuple[list[int], list[int]]]:
-    """Ids and loss mask of every sequence that an episode teaches, as if it had been better than others."""
+    """Ids and loss mask of every sequence that an episode trains, as if it had been better than the others."""
     group: list[list[Rollout]] = [[reply, other(reply)]]
     set_advantages(group, dr_grpo)
     return [(datum.ids, datum.mask) for datum in data_of_episode(reply)]
@@ -112,7 +112,8 @@ def other(reply: Rollout) -> Rollout:
 
 
 def check_exact(reply: Rollout, seen: list[tuple[list[int], tuple[int, ...]]]) -> None:
-    """Every sampled token is trained once, after the very ids that the policy was shown; no other token is."""
+    """Every sampled token is trained exactly once, after exactly the ids that the policy saw; no other token is
+    trained."""
     wanted = sorted((tuple(prompt), ids) for prompt, ids in seen)
     found = []
     for ids, mask in trained(reply):
@@ -133,7 +134,7 @@ async def three_turns(episode: AgentEpisode) -> float:
     return 0.5
 
 
-def test_a_conversation_that_grows_is_one_sequence_of_the_ids_that_were_sampled() -> None:
+def test_a_growing_conversation_is_one_sequence_of_the_sampled_ids() -> None:
     seen: list[tuple[list[int], tuple[int, ...]]] = []
     [[reply]] = play(three_turns, seen=seen)
     assert reply.reward.total.value == 0.5, "what a function returns is the reward"
@@ -150,7 +151,7 @@ async def compacts(episode: AgentEpisode) -> float:
     return 1.0
 
 
-def test_an_edited_context_is_a_path_of_its_own_and_what_was_not_sampled_there_is_not_trained() -> None:
+def test_an_edited_context_is_a_new_path_and_trains_only_what_was_sampled_in_it() -> None:
     seen: list[tuple[list[int], tuple[int, ...]]] = []
     [[reply]] = play(compacts, seen=seen)
     assert len(reply.other_paths) == 2
@@ -167,7 +168,7 @@ def test_an_edited_context_is_a_path_of_its_own_and_what_was_not_sampled_there_i
 
 
 def as_kept(path: Conversation) -> list[Sample]:
-    """A path's samples, with log-probabilities as precise as a file keeps them."""
+    """A path's samples, with log-probabilities at the precision of the file."""
     return [replace(one, logprobs=tuple(float(numpy.float32(v)) for v in one.logprobs)) for one in path.samples()]
 
 
@@ -181,7 +182,7 @@ async def two_agents(episode: AgentEpisode) -> float:
     return 1.0
 
 
-def test_agents_of_one_program_that_speak_at_once_have_a_path_each() -> None:
+def test_concurrent_agents_of_one_program_have_a_path_each() -> None:
     seen: list[tuple[list[int], tuple[int, ...]]] = []
     [[reply]] = play(two_agents, seen=seen)
     assert len(seen) == 6 and len(reply.other_paths) == 2
@@ -201,7 +202,7 @@ def test_every_one_of_several_replies_to_a_call_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sequence", "token", "constant"])
-def test_an_episode_of_several_contexts_counts_as_much_as_one(mode: str) -> None:
+def test_an_episode_of_several_contexts_has_the_weight_of_one(mode: str) -> None:
     [[reply]] = play(compacts)
     set_advantages([[reply, other(reply)]], dr_grpo)
     data = data_of_episode(reply, mode)
@@ -211,7 +212,7 @@ def test_an_episode_of_several_contexts_counts_as_much_as_one(mode: str) -> None
     assert weights == pytest.approx([1 / tokens if mode == "sequence" else 1.0] * len(data)), "all tokens alike"
 
 
-def test_the_recipes_sampling_holds_and_the_same_seed_says_the_same() -> None:
+def test_the_recipes_sampling_applies_and_a_seed_repeats() -> None:
     async def cold(episode: AgentEpisode) -> float:
         await ask(episode, opening(episode), temperature=0, seed=1, max_tokens=3)
         return 1.0
@@ -223,7 +224,7 @@ def test_the_recipes_sampling_holds_and_the_same_seed_says_the_same() -> None:
     assert all(len(sample.ids) <= 3 for reply in replies[0] for sample in reply.conversation.samples())
 
 
-def test_a_call_is_answered_by_the_weights_of_its_own_step() -> None:
+def test_a_call_is_answered_with_the_weights_of_its_own_step() -> None:
     playing: ContextVar[int] = ContextVar("playing", default=0)
     policy, task = tiny_policy()
     generate, asked = policy.model.generate, []
@@ -237,7 +238,7 @@ def test_a_call_is_answered_by_the_weights_of_its_own_step() -> None:
 
     async def run() -> None:
         agent = AgentRunner(AgentConfig(program="x"), policy.model.tokenizer, three_turns)
-        await agent.start()  # the server's own tasks know of no step
+        await agent.start()  # the server's own tasks have no current step
         playing.set(7)
         await play_step(RolloutContext(policy, futures, agent=agent), rows_of(1), 1, 0)
         await agent.aclose()
@@ -293,7 +294,7 @@ async def no_number(episode: AgentEpisode) -> str:
         (no_number, "not_a_score", "'great'"),
     ],
 )
-def test_an_episode_that_comes_to_nothing_is_missing_with_its_reason(function: Any, reason: str, words: str) -> None:
+def test_a_failed_episode_is_missing_with_its_reason(function: Any, reason: str, words: str) -> None:
     limits = {"seconds": 1.0} if function is hang else {}
     [[reply, again]] = play(function, group_size=2, calls=2, **limits)
     for one in (reply, again):
@@ -302,7 +303,7 @@ def test_an_episode_that_comes_to_nothing_is_missing_with_its_reason(function: A
         assert one.credit is not None and not one.credit.trains
 
 
-def test_without_a_reward_the_task_says_what_the_last_reply_is_worth() -> None:
+def test_without_a_reward_the_task_scores_the_last_reply() -> None:
     async def silent(episode: AgentEpisode) -> None:
         await ask(episode, opening(episode))
 
@@ -310,7 +311,7 @@ def test_without_a_reward_the_task_says_what_the_last_reply_is_worth() -> None:
     assert reply.reward.total.value == 0.0, "random words are no lamp"
 
 
-def test_a_plain_function_may_wait_for_its_answer() -> None:
+def test_a_plain_function_may_block_on_its_answer() -> None:
     def plain(episode: AgentEpisode) -> float:
         body = {"model": episode.model, "messages": opening(episode), "stream": True}
         headers = {"Authorization": f"Bearer {episode.api_key}"}
@@ -322,7 +323,7 @@ def test_a_plain_function_may_wait_for_its_answer() -> None:
     assert reply.reward.total.value == 1.0
 
 
-def test_a_key_opens_its_own_conversation_and_no_other_and_only_while_it_lasts() -> None:
+def test_a_key_is_valid_only_for_its_own_conversation_and_while_it_lasts() -> None:
     met: list[AgentEpisode] = []
 
     async def nosy(episode: AgentEpisode) -> float:
@@ -332,7 +333,7 @@ def test_a_key_opens_its_own_conversation_and_no_other_and_only_while_it_lasts()
         forged = AgentEpisode(episode.row, theirs.base_url, episode.api_key, "policy", "", "")
         with pytest.raises(httpx.HTTPStatusError, match="401"):
             await ask(forged, opening(episode))
-        async with httpx.AsyncClient() as http:  # what may ask may not pay itself
+        async with httpx.AsyncClient() as http:  # a key for policy calls cannot report a reward
             headers = {"Authorization": f"Bearer {episode.api_key}"}
             posted = await http.post(episode.reward_url, json={"reward": 9}, headers=headers)
             assert posted.status_code == 401
@@ -380,7 +381,7 @@ post("/" + told["reward_url"].split("/", 3)[3], told["reward_key"], {{"reward": 
 """
 
 
-def test_two_hundred_programs_at_once_with_kills_mix_nothing_and_lose_nothing(tmp_path: Path) -> None:
+def test_two_hundred_programs_at_once_with_kills_neither_mix_nor_lose_anything(tmp_path: Path) -> None:
     file = tmp_path / "agent.py"
     file.write_text(STRESS)
     groups = play(rows=200, program=f"{sys.executable} -I -S {file}", at_once=200, outcome="task")
@@ -408,7 +409,7 @@ def command(tmp_path: Path, code: str) -> str:
 
 
 @pytest.mark.parametrize(("status", "worth"), [(0, 1.0), (5, 0.0)])
-def test_a_programs_exit_is_its_outcome_where_the_recipe_says_so(tmp_path: Path, status: int, worth: float) -> None:
+def test_a_programs_exit_status_is_its_outcome_if_the_recipe_says_so(tmp_path: Path, status: int, worth: float) -> None:
     code = f"ask(told['row']['messages']); sys.exit({status})"
     [[reply]] = play(program=command(tmp_path, code), outcome="exit")
     assert reply.reward.total.value == worth
@@ -430,7 +431,7 @@ raise ValueError("no such tool")
     asyncio.run(until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()))
 
 
-def test_what_is_no_program_is_refused_before_any_work() -> None:
+def test_a_missing_agent_program_or_function_is_refused_before_any_work() -> None:
     from upshot.rollout.agents.runner import find_command, find_function
 
     with pytest.raises(UserError, match="there is no program 'no-such-agent'"):
@@ -452,7 +453,7 @@ def test_what_is_no_program_is_refused_before_any_work() -> None:
         ("episode.agent=no-such-agent", "there is no program 'no-such-agent'"),
     ],
 )
-def test_what_an_episode_of_several_contexts_cannot_be_is_refused_before_any_work(override: str, words: str) -> None:
+def test_settings_that_agents_exclude_are_refused_before_any_work(override: str, words: str) -> None:
     base = {"task": "slots", "episode": {"agent": "true"}, "reward": {"metrics": ["verifier"]}}
     with pytest.raises(UserError, match=words):
         check_names(load_recipe(base, [override]).recipe)

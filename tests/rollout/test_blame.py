@@ -1,7 +1,7 @@
-"""No way out through missing: what the policy makes missing counts as the worst of the step; other causes stay missing.
+"""The policy cannot profit from missing scores: those it causes count as the step's worst; others stay missing.
 
 The policy is a bandit with three arms on hard rows: right, wrong, and one that makes its own score missing at will. The
-mean of an update over all groups that can come up is a sum, so learning can be followed exactly.
+mean of an update over all possible groups is a finite sum, so learning can be computed exactly.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OURS = [reason for reason in Reason if reason.cause is Cause.POLICY]
 
 
 def conversation(words: int = 1, way: int = 0) -> Conversation:
-    """The policy speaks, is answered, speaks …; after its first words differently in each way."""
+    """The policy speaks, is answered, and so on; the futures differ after its first words."""
     turns = [Turn(ROW.messages[0])]
     for word in range(words):
         turns += [Turn(Message("user", "go on"))] if word else []
@@ -54,7 +54,7 @@ def conversation(words: int = 1, way: int = 0) -> Conversation:
 
 
 def reply(*scores: Score, spoke: bool = True, by: str = "reply") -> Rollout:
-    """A reply whose futures were scored so; `spoke`: whether the policy had a word in each of them."""
+    """A reply whose futures have these scores; `spoke`: whether the policy had a turn in each of them."""
     own = [
         Future(
             conversation(2 if spoke else 1, way),
@@ -115,7 +115,7 @@ def test_an_escape_is_learned_no_more_than_another_wrong_answer(estimator: str, 
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_every_reason_that_the_policy_can_cause_counts_as_the_worst_and_no_other_does(reason: Reason) -> None:
+def test_only_reasons_that_the_policy_can_cause_count_as_the_worst(reason: Reason) -> None:
     escaped, others = reply(Score.missing(reason)), [reply(RIGHT), reply(RIGHT)]
     logs = blame([[escaped, *others], [reply(WRONG), reply(RIGHT)]], TALK)
     assert value(escaped) == (0.0 if reason in OURS else None)
@@ -123,26 +123,26 @@ def test_every_reason_that_the_policy_can_cause_counts_as_the_worst_and_no_other
     assert escaped.reward.total.reason == reason, "what was measured stays as it was"
 
 
-def test_who_can_cause_what_stands_in_the_documentation() -> None:
+def test_the_documentation_lists_who_can_cause_which_reason() -> None:
     page = (Path(__file__).parents[2] / "docs/why/missing.md").read_text()
     for reason in Reason:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| `{reason}` |")]
         assert line.split("|")[2].strip().startswith(reason.cause), reason
 
 
-def test_a_group_with_nothing_else_is_left_out() -> None:
+def test_a_group_with_only_missing_scores_is_left_out() -> None:
     group = [reply(ESCAPE), reply(ESCAPE)]
     assert blame([group, [reply(RIGHT), reply(WRONG)]], TALK) == {BLAMED: 0.0}
     assert [value(one) for one in group] == [None, None]
 
 
-def test_without_groups_the_step_is_the_group() -> None:
+def test_without_groups_the_whole_step_is_compared() -> None:
     step = [[reply(ESCAPE)], [reply(RIGHT)], [reply(Score(0.25))]]
     blame(step, TALK)
     assert value(step[0][0]) == 0.25
 
 
-def test_a_user_who_fails_beside_others_who_heard_the_same_words_leaves_the_mean() -> None:
+def test_a_user_who_fails_where_others_did_not_is_excluded_from_the_mean() -> None:
     lost = reply(RIGHT, ESCAPE, spoke=False)
     blame([[lost, reply(WRONG, WRONG)]], TALK)
     assert value(lost) == 1.0
@@ -151,7 +151,7 @@ def test_a_user_who_fails_beside_others_who_heard_the_same_words_leaves_the_mean
     assert value(nobody) == 0.0, "who makes every user fail has nobody to speak for it"
 
 
-def test_a_future_that_fails_after_words_of_its_own_counts_as_the_worst() -> None:
+def test_a_future_that_fails_after_the_policys_own_words_counts_as_the_worst() -> None:
     lost = reply(RIGHT, ESCAPE)
     blame([[lost, reply(WRONG, RIGHT)]], TALK)
     assert value(lost) == 0.5
@@ -160,7 +160,7 @@ def test_a_future_that_fails_after_words_of_its_own_counts_as_the_worst() -> Non
     assert value(machine) == 1.0
 
 
-def test_a_branch_of_the_tree_has_no_way_out() -> None:
+def test_a_branch_of_the_tree_cannot_profit_from_missing_either() -> None:
     talk = Talk({}, {"m": MetricWeight()}, credit=CreditConfig(by="tree"))
     lost, other = reply(RIGHT, ESCAPE, by="tree"), reply(WRONG, WRONG, by="tree")
     kept = lost.siblings[0]
@@ -171,7 +171,7 @@ def test_a_branch_of_the_tree_has_no_way_out() -> None:
     assert pairs == [(kept[0], kept[1])]
 
 
-def test_a_metric_that_is_taken_off_has_its_worst_at_the_top() -> None:
+def test_the_worst_of_a_metric_with_negative_weight_is_its_maximum() -> None:
     talk = Talk({}, {"m": MetricWeight(-1.0)})
     group = [reply(Score(3.0)), reply(ESCAPE), reply(Score(1.0))]
     for one in group:
@@ -180,7 +180,7 @@ def test_a_metric_that_is_taken_off_has_its_worst_at_the_top() -> None:
     assert [value(one) for one in group] == [-3.0, -3.0, -1.0]
 
 
-def test_an_episode_that_failed_counts_as_the_worst_with_its_turns_and_in_pairs() -> None:
+def test_a_failed_episode_counts_as_the_worst_by_turns_and_in_pairs() -> None:
     failed = Rollout(conversation(2), reward=Reward(Score.missing(Reason.CRASHED)))
     failed.credit = credit_turns([Score(0.5), Score.missing(Reason.CRASHED)], failed.conversation, 1.0)
     whole = Rollout(conversation(2), reward=Reward(Score(0.75)))
@@ -193,7 +193,7 @@ def test_an_episode_that_failed_counts_as_the_worst_with_its_turns_and_in_pairs(
     assert failed.outcome.value == 0.75 and failed.reward.total.is_missing
 
 
-def test_a_reply_without_a_thought_earns_the_worst_that_a_thought_did_with_all_its_tokens() -> None:
+def test_a_reply_without_a_thought_earns_the_worst_thoughts_part_for_all_tokens() -> None:
     none = Rollout(conversation(), reward=Reward(Score.missing(Reason.NO_THOUGHT)))
     none.credit = Credit({"main": RIGHT, "classmate": Score.missing(Reason.NO_THOUGHT)}, (Span(1, 2, ("main",)),))
     group = [none]
@@ -208,7 +208,7 @@ def test_a_reply_without_a_thought_earns_the_worst_that_a_thought_did_with_all_i
 
 
 class Bandit(Policy):
-    """Says what its place in the group says it should."""
+    """Its reply is determined by its place in the group."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = words
@@ -220,7 +220,7 @@ class Bandit(Policy):
 
 
 class Fragile(Participant):
-    """Fails at a word."""
+    """Fails on a certain word."""
 
     async def observe(self, conversation: Conversation) -> Observation:
         """Answer."""
@@ -230,7 +230,7 @@ class Fragile(Participant):
 
 
 class Verdict(Metric):
-    """Right or wrong; a judge that some words break."""
+    """Right or wrong, by a judge that fails on some words."""
 
     async def score(self, conversation: Conversation) -> Score:
         """By what the policy said."""
@@ -247,7 +247,7 @@ class Verdict(Metric):
         ("crash", {"rounds": 1}),
     ],
 )
-def test_through_the_player_whatever_a_word_breaks_earns_no_more_than_a_wrong_answer(
+def test_played_for_real_breaking_a_component_earns_no_more_than_a_wrong_answer(
     word: str, more: dict[str, object]
 ) -> None:
     rounds = more.pop("rounds", 0)
@@ -260,14 +260,14 @@ def test_through_the_player_whatever_a_word_breaks_earns_no_more_than_a_wrong_an
     assert [one.advantages for one in groups[0]] == [[1.0], [-0.5], [-0.5]]
 
 
-def test_an_alarm_rings_when_more_and_more_is_blamed() -> None:
+def test_a_rising_share_of_blamed_replies_raises_an_alarm() -> None:
     alarms = Alarms()
     said = [text for step in range(3 * WINDOW) for text in alarms.watch({BLAMED: 0.01 * step}, step)]
     assert len(said) == 1 and "reward.blamed=missing" in said[0]
 
 
 def classmates_group(*replies: str, **options: Any) -> list[Rollout]:
-    """Replies whose thoughts a classmate finishes; it is right from good ones, and cannot read long ones."""
+    """Replies whose thoughts a classmate finishes; it is right for good ones and cannot read long ones."""
     said = iter(replies)
 
     def answer(text: str, seed: int) -> str:
@@ -277,7 +277,7 @@ def classmates_group(*replies: str, **options: Any) -> list[Rollout]:
 
     made, _ = context(lambda text, seed: next(said), {"peer": Recites("peer", answer)}, samples=1, **options)
     (group,) = play_classmates(made, group_size=len(replies))
-    travelled: list[Rollout] = loads(dumps(group))  # as on a cluster: what compares them has asked nobody anything
+    travelled: list[Rollout] = loads(dumps(group))  # as on a cluster, where the comparison makes no calls
     fresh, _ = context(lambda text, seed: "", {"peer": Recites("peer", answer)}, samples=1, **options)
     blame([travelled], fresh.futures)
     return travelled
@@ -285,7 +285,7 @@ def classmates_group(*replies: str, **options: Any) -> list[Rollout]:
 
 @pytest.mark.parametrize("escape", ["<think>long</think>1", "1"], ids=["too long", "no thought"])
 @pytest.mark.parametrize("reward", ["vanilla", "without-thought"])
-def test_a_thought_that_no_classmate_can_read_earns_what_a_useless_one_does(escape: str, reward: str) -> None:
+def test_a_thought_that_no_classmate_can_read_earns_the_same_as_a_useless_one(escape: str, reward: str) -> None:
     group = classmates_group("<think>good</think>1", "<think>bad</think>1", escape, reward=reward)
     found = [one.credit.parts["classmate"].value for one in group if one.credit is not None]
     assert found == [1.0, 0.0, 0.0]
@@ -294,7 +294,7 @@ def test_a_thought_that_no_classmate_can_read_earns_what_a_useless_one_does(esca
     assert useless == escaped == {-0.5}
 
 
-def test_a_run_counts_what_it_blames_and_goes_back_by_one_key(tmp_path: Path) -> None:
+def test_a_run_counts_blamed_replies_and_one_key_turns_it_off(tmp_path: Path) -> None:
     more = {"reward": {"metrics": ["tests.training.helpers:Sometimes"], "max_missing": 1}, "futures": {"rounds": 0}}
     lines = {}
     for name in ("worst", "missing"):

@@ -1,4 +1,4 @@
-"""What classmates' credit climbs, by playing every thought, answer and classmate's answer through the real player.
+"""The gradient of classmates' credit, by playing every thought, answer and classmate's answer through the real player.
 
 A thought is two letters, an answer one digit, and each depends on what was thought before. The classmate is right or
 wrong by chance, more often after some thoughts than after others. The bits of a row's number are its choices.
@@ -21,18 +21,18 @@ from upshot.rollout.reply import Rollout
 BITS = 5
 ROWS = [Row(str(n), (Message("user", f"case {n}."),), None, "1") for n in range(2**BITS)]
 FIRST = {"": 0.6}
-"""The chance of 'a' rather than 'b'."""
+"""The probability of 'a' rather than 'b'."""
 SECOND = {"a": 0.3, "b": 0.8}
-"""Of 'c' rather than 'd'."""
+"""The probability of 'c' rather than 'd'."""
 ANSWER = {"ac": 0.7, "ad": 0.4, "bc": 0.2, "bd": 0.9}
-"""Of the right answer."""
+"""The probability of the right answer."""
 CLASSMATE = {"": 0.0, "a": 0.5, "b": 0.1, "ac": 0.25, "ad": 0.75, "bc": 0.6, "bd": 0.3}
-"""Of the classmate's right answer, by the thought that it is handed."""
+"""The probability of the classmate's right answer, by the thought that it receives."""
 POLICY = FIRST | SECOND | ANSWER
 Gradient = dict[str, float]
-"""By what was thought before: of the log-odds of the first of the two choices."""
+"""By the thought so far: the derivative with respect to the log-odds of the first of the two choices."""
 Case = tuple[str, bool, bool, bool]
-"""The thought, whether the answer is right, and whether the classmate is from half of it and from all of it."""
+"""The thought, whether the answer is right, and whether the classmate is right given half of it and all of it."""
 
 
 def case(number: int) -> tuple[Case, float]:
@@ -70,14 +70,14 @@ def outcomes(**options: Any) -> list[tuple[Rollout, Case, float]]:
 
 
 def add(gradient: Gradient, thought: str, right: bool, advantages: tuple[float, float, float], weight: float) -> None:
-    """Add what the two letters and the answer are pushed by."""
+    """Add the contributions for the two letters and the answer."""
     made = (("", thought[0] == "a"), (thought[0], thought[1] == "c"), (thought, right))
     for (state, chose), advantage in zip(made, advantages, strict=True):
         gradient[state] += weight * advantage * (chose - POLICY[state])
 
 
 def estimated(found: list[tuple[Rollout, Case, float]]) -> Gradient:
-    """The mean of what two replies teach by `rloo`."""
+    """The mean of what two replies contribute under `rloo`."""
     out = dict.fromkeys(POLICY, 0.0)
     estimate = estimator("rloo")
     for one, other in itertools.product(found, repeat=2):
@@ -93,7 +93,7 @@ def estimated(found: list[tuple[Rollout, Case, float]]) -> Gradient:
 
 
 def exact(worth: Callable[[Case], tuple[float, float, float]]) -> Gradient:
-    """The gradient of what each of the two letters and the answer is to climb."""
+    """The gradient of the objective of each of the two letters and the answer."""
     out = dict.fromkeys(POLICY, 0.0)
     for number in range(2**BITS):
         happened, weight = case(number)
@@ -107,13 +107,13 @@ def alike(worth: Callable[[Case], float]) -> Callable[[Case], tuple[float, float
 
 @pytest.mark.parametrize("reward", ["vanilla", "without-thought"])
 def test_without_a_gate_the_credit_of_thought_and_answer_is_the_exact_gradient(reward: str) -> None:
-    """An answer comes after the thought: what classmates make of the thought does not depend on it."""
+    """An answer comes after the thought: the classmates' part does not depend on it."""
     found = estimated(outcomes(reward=reward))
     assert found == pytest.approx(exact(alike(lambda it: it[1] + it[3])), abs=1e-12)
 
 
 @pytest.mark.parametrize(("gate", "wrong"), [("no", 0), ("neg", -1)])
-def test_with_a_gate_the_answer_is_not_credited_with_what_it_opens_unless_all_tokens_are(gate: str, wrong: int) -> None:
+def test_with_a_gate_the_answer_gets_credit_for_opening_it_only_if_all_tokens_do(gate: str, wrong: int) -> None:
     def worth(it: Case) -> float:
         return it[1] + it[3] * (1 if it[1] else wrong)
 
@@ -123,8 +123,8 @@ def test_with_a_gate_the_answer_is_not_credited_with_what_it_opens_unless_all_to
     assert estimated(outcomes(gate=name, tokens="all")) == pytest.approx(exact(alike(worth)), abs=1e-12)
 
 
-def test_by_steps_a_stretch_climbs_its_own_gain_and_not_what_it_leaves_for_later_ones() -> None:
-    """The gains add up to the whole; of that the first stretch is not told what the second one gains less by it."""
+def test_stepwise_each_stretch_follows_only_its_own_gain() -> None:
+    """The gains add up to the whole; the first stretch does not see how much it lowers the second one's gain."""
     found = estimated(outcomes(reward="steps", cuts=2))
     assert found == pytest.approx(exact(lambda it: (it[1] + it[2], it[1] + it[3] - it[2], it[1])), abs=1e-12)
     whole = exact(alike(lambda it: it[1] + it[3]))

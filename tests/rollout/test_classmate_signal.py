@@ -1,4 +1,4 @@
-"""What classmates must not cost, and what they must not decide: missing thoughts, samples, references, weights."""
+"""Missing thoughts, missing samples, absent references and zero weights must not distort the classmate signal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def advantages(groups: Sequence[Sequence[Rollout]], name: str = "dr-grpo") -> Ad
     return estimator(name)([[reply.credit for reply in group] for group in groups])
 
 
-def test_where_all_tokens_earn_the_part_a_reply_without_a_thought_keeps_the_main_signal() -> None:
+def test_if_all_tokens_earn_the_part_a_reply_without_a_thought_keeps_the_main_signal() -> None:
     peer = Recites("peer", lambda text, seed: "1")
     groups = play(context(says_in_turn(SAYS), {"peer": peer}, tokens="all")[0], group_size=4)
     stop_if_missing(groups, 0.0)
@@ -67,7 +67,7 @@ def test_the_only_thought_of_a_group_adds_nothing_and_keeps_the_main_signal(name
 
 
 @pytest.mark.parametrize("tokens", ["kept", "all"])
-def test_a_thought_shorter_than_the_cuts_has_fewer_stretches_and_misses_nothing(tokens: str) -> None:
+def test_a_thought_shorter_than_the_cuts_has_fewer_stretches_and_nothing_missing(tokens: str) -> None:
     peer = Recites("peer", lambda text, seed: "1" if "b" in text.split("<think>")[1] else "0")
     (reply,) = play(context(thinks("ab"), {"peer": peer}, reward="steps", cuts=4, tokens=tokens)[0])[0]
     assert reply.credit is not None
@@ -80,7 +80,8 @@ def test_a_thought_shorter_than_the_cuts_has_fewer_stretches_and_misses_nothing(
 
 
 def test_the_gain_over_no_thought_survives_every_comparison_within_the_group() -> None:
-    """The classmate is right one time in two by itself: only the thought that helps beyond that is worth anything."""
+    """The classmate is right half of the time without any thought: only a thought that helps beyond that earns
+    something."""
 
     def answers(text: str, seed: int) -> str:
         return {"good": "1", "bad": "0"}.get(text.split("<think>\n")[1].split("\n")[0], str(seed % 2))
@@ -97,11 +98,11 @@ def test_the_gain_over_no_thought_survives_every_comparison_within_the_group() -
         for reply, own in zip(groups[0], advantages(groups, name)[0], strict=True):
             assert reply.credit is not None
             found += [value or 0.0 for span, value in zip(reply.credit.spans, own, strict=True) if len(span.parts) == 2]
-        # With the plain difference, as without any, what is dull would stand in the middle.
+        # With the plain difference, as without any, the dull thought would be in the middle.
         assert found[0] - found[2] > 1.5 * (found[2] - found[1]) >= 0.0
 
 
-def test_one_missing_sample_of_the_baseline_leaves_the_mean_of_the_others() -> None:
+def test_a_missing_baseline_sample_is_excluded_from_the_mean() -> None:
     asked: list[int] = []
 
     def verdict(text: str, seed: int) -> str:
@@ -124,7 +125,7 @@ def test_one_missing_sample_of_the_baseline_leaves_the_mean_of_the_others() -> N
     assert [reply.credit.parts["classmate"].value for reply in groups[0] if reply.credit is not None] == [1.0] * 3
 
 
-def test_a_baseline_that_failed_as_a_whole_is_asked_again_and_its_reason_is_told() -> None:
+def test_a_baseline_that_failed_completely_is_asked_again_and_its_reason_reported() -> None:
     calls: list[str] = []
 
     def answers(text: str, seed: int) -> str:
@@ -142,7 +143,7 @@ def test_a_baseline_that_failed_as_a_whole_is_asked_again_and_its_reason_is_told
 
 @pytest.mark.parametrize("measure", ["likelihood", "mixed"])
 @pytest.mark.parametrize("reference", [None, "", "  "])
-def test_the_likelihood_of_no_reference_is_missing_and_nobody_is_asked(measure: str, reference: str | None) -> None:
+def test_without_a_reference_the_likelihood_is_missing_and_no_call_is_made(measure: str, reference: str | None) -> None:
     peer = Recites("peer", lambda text, seed: "1")
     row = Row("blank", (Message("user", "question"),), None, reference)
     (reply,) = play(context(thinks("hm"), {"peer": peer}, measure=measure)[0], [row])[0]
@@ -151,7 +152,7 @@ def test_the_likelihood_of_no_reference_is_missing_and_nobody_is_asked(measure: 
     assert part.reason == "bad_row" and part.why == "no reference answer for the likelihood"
 
 
-def test_a_classmate_of_weight_0_is_logged_and_never_decides() -> None:
+def test_a_classmate_of_weight_0_is_logged_without_effect() -> None:
     def broken(text: str, seed: int) -> str:
         raise ModelCallError("connection", "refused")
 
@@ -171,7 +172,7 @@ def test_a_weight_of_0_never_moves_the_mean(own: float, other: float | None) -> 
 
 
 @pytest.mark.parametrize("kind", ["other-question", "similar-question"])
-def test_all_replies_of_a_group_help_with_the_same_other_question(kind: str) -> None:
+def test_all_replies_of_a_group_are_tried_on_the_same_other_question(kind: str) -> None:
     rows = [Row(f"r{n}", (Message("user", f"question {n} about sums"),), None, str(n % 4)) for n in range(30)]
     made, _ = context(thinks("hm"), {"peer": Recites("peer", lambda text, seed: "1")}, reward=kind)
     assert isinstance(made.futures, Classmates)
@@ -186,7 +187,7 @@ def test_all_replies_of_a_group_help_with_the_same_other_question(kind: str) -> 
     assert again != paired, "the run's seed draws the pairs"
 
 
-def test_the_baseline_is_asked_after_the_same_talk_as_the_thought() -> None:
+def test_the_baseline_has_the_same_conversation_as_the_thought() -> None:
     peer = Recites("peer", lambda text, seed: "1" if "hm" in text else "0")
     made, _ = context(thinks("hm"), {"peer": peer}, reward="without-thought")
     assert isinstance(made.futures, Classmates)
@@ -205,7 +206,7 @@ def test_the_baseline_is_asked_after_the_same_talk_as_the_thought() -> None:
     )
 
 
-def test_a_resumed_run_asks_no_baseline_again() -> None:
+def test_a_resumed_run_does_not_repeat_baseline_calls() -> None:
     peer = Recites("peer", lambda text, seed: "1" if "hm" in text else "0")
     first, _ = context(thinks("hm"), {"peer": peer}, reward="without-thought")
     play(first)

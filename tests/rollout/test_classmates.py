@@ -1,4 +1,4 @@
-"""Classmates: what they are handed, what their answers are worth, and which tokens earn it."""
+"""Classmates: what they receive, what their answers are worth, and which tokens earn it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = [Row(f"r{n}", (Message("user", f"question {n}"),), None, str(n)) for n in
 
 
 class Sums(Task):
-    """Right: the reply holds the reference."""
+    """Right if the reply contains the reference."""
 
     name = "sums"
 
@@ -55,7 +55,7 @@ class Sums(Task):
 
 
 class Recites(Model):
-    """A model with a tokenizer that says what a function of the prompt's text and the seed says."""
+    """A model with a tokenizer; a function of the prompt's text and the seed decides what it says."""
 
     def __init__(self, name: str, say: Callable[[str, int], str], family: str = "chatml") -> None:
         self.name = name
@@ -92,7 +92,7 @@ class Verified(Metric):
 def context(
     say: Callable[[str, int], str], peers: Mapping[str, Model], **options: Any
 ) -> tuple[RolloutContext, Recites]:
-    """A policy that says what it is told to, and classmates."""
+    """A policy with scripted replies, and classmates."""
     policy, task = Recites("policy", say), Sums()
     named = options.pop("classmates", list(peers))
     own = FutureDependencies(
@@ -136,7 +136,7 @@ def test_a_classmate_gets_its_own_template_its_own_markers_and_the_thought() -> 
     assert reply.conversation.turns[-1].note["thought"] == "one and one"
 
 
-def test_a_masked_thought_does_not_give_the_answer_away_and_both_are_told() -> None:
+def test_a_masked_thought_hides_the_answer_and_both_versions_are_logged() -> None:
     peer = Recites("peer", lambda text, seed: "1" if "so 1" in text else "none")
     made, _ = context(thinks("0 + 1 = 1 , so 1"), {"peer": peer}, mask="both")
     (reply,) = play(made)[0]
@@ -159,7 +159,7 @@ def test_a_template_that_opens_the_thought_itself_is_not_opened_twice() -> None:
     assert peer.asked[0].endswith("<|im_start|>assistant\n<think>\nhm\n</think>\n\n")
 
 
-def test_a_classmate_may_think_on_and_only_its_answer_is_scored() -> None:
+def test_a_classmate_may_continue_thinking_and_only_its_answer_is_scored() -> None:
     peer = Recites("peer", lambda text, seed: " more 7</think>\n\n1")
     (reply,) = play(context(thinks("hm", "5"), {"peer": peer}, mode="continue")[0])[0]
     assert peer.asked[0].endswith("<think>\nhm")
@@ -170,7 +170,7 @@ def test_a_classmate_may_think_on_and_only_its_answer_is_scored() -> None:
     assert reply.credit.parts["main"].value == 0.0
 
 
-def test_a_classmate_without_a_tokenizer_is_told_in_words() -> None:
+def test_a_classmate_without_a_tokenizer_gets_the_thought_as_text() -> None:
     heard: list[str] = []
 
     class Endpoint(Model):
@@ -203,7 +203,7 @@ def test_without_a_thought_the_classmate_part_is_missing_and_the_main_one_is_not
     assert reply.credit.parts["main"].value == 1.0 and reply.credit.trains
 
 
-def test_one_unreachable_classmate_leaves_the_mean_of_the_others() -> None:
+def test_an_unreachable_classmate_is_excluded_from_the_mean() -> None:
     def broken(text: str, seed: int) -> str:
         raise ModelCallError("connection", "refused")
 
@@ -231,7 +231,7 @@ def test_all_unreachable_classmates_do_not_cost_the_main_signal_until_too_many_a
     stop_if_missing(groups, 1.0)
 
 
-def test_the_gain_over_no_thought_is_really_subtracted_and_asked_once_a_row() -> None:
+def test_the_baseline_without_a_thought_is_subtracted_and_asked_once_per_row() -> None:
     peer = Recites("peer", lambda text, seed: "1" if "hm" in text or seed % 2 else "0")
     made, _ = context(thinks("hm"), {"peer": peer}, reward="without-thought", samples=8)
     groups = play(made, ROWS[1:2], 3)
@@ -244,8 +244,8 @@ def test_the_gain_over_no_thought_is_really_subtracted_and_asked_once_a_row() ->
         assert reply.credit.parts["classmate"].value == pytest.approx(expected)
 
 
-def test_step_wise_gains_are_credited_to_their_own_stretch() -> None:
-    """The classmate knows the answer from the letter c on: the third quarter earns it."""
+def test_stepwise_gains_are_credited_to_their_own_stretch() -> None:
+    """The classmate knows the answer once it has seen the letter c, so the third quarter earns it."""
     peer = Recites("peer", lambda text, seed: "1" if "c" in text.split("<think>")[1] else "0")
     (reply,) = play(context(thinks("aabbccdd"), {"peer": peer}, reward="steps", cuts=4)[0])[0]
     assert reply.credit is not None
@@ -258,7 +258,7 @@ def test_step_wise_gains_are_credited_to_their_own_stretch() -> None:
 
 
 @pytest.mark.parametrize("kind", ["other-question", "similar-question"])
-def test_a_thought_may_be_asked_to_help_with_another_question(kind: str) -> None:
+def test_a_thought_may_be_tried_on_another_question(kind: str) -> None:
     peer = Recites("peer", lambda text, seed: text.split("question ")[-1][0])
     more = {"similar_by": "key"} if kind == "similar-question" else {}
     made, _ = context(thinks("carry the one"), {"peer": peer}, reward=kind, **more)
@@ -271,7 +271,7 @@ def test_a_thought_may_be_asked_to_help_with_another_question(kind: str) -> None
     assert reply.credit is not None and reply.credit.parts["classmate"].value == 1.0
 
 
-def test_likelihood_of_the_reference_scores_without_sampling_and_mixes_with_it() -> None:
+def test_likelihood_of_the_reference_needs_no_sampling_and_can_be_mixed_with_it() -> None:
     peer = Recites("peer", lambda text, seed: "0")
     (reply,) = play(context(thinks("hm"), {"peer": peer}, measure="likelihood", samples=4)[0])[0]
     assert peer.asked == [] and reply.credit is not None
@@ -292,12 +292,12 @@ def test_likelihood_of_the_reference_scores_without_sampling_and_mixes_with_it()
         ("neg_classmate_when_main_incorrect", 1.0, 0.5),
     ],
 )
-def test_the_gates_by_hand(gate: str, main: float, expected: float) -> None:
+def test_the_gates_match_hand_computed_values(gate: str, main: float, expected: float) -> None:
     assert apply_gate(Score(0.5), gate, Score(main)).value == expected
     assert gate in ("always", "no_classmate") or apply_gate(Score(0.5), gate, Score.missing("timeout")).is_missing
 
 
-def test_a_gate_that_shuts_costs_no_classmates_time() -> None:
+def test_a_closed_gate_makes_no_classmate_calls() -> None:
     peer = Recites("peer", lambda text, seed: "1")
     for gate, answer in (("no_classmate", "1"), ("no_classmate_when_main_incorrect", "5")):
         (reply,) = play(context(thinks("hm", answer), {"peer": peer}, gate=gate)[0])[0]
@@ -309,7 +309,7 @@ def test_a_gate_that_shuts_costs_no_classmates_time() -> None:
     st.dictionaries(st.sampled_from("abc"), st.lists(st.none() | st.floats(-1, 1), max_size=4), min_size=1),
     st.fixed_dictionaries({name: st.floats(0.1, 5) for name in "abc"}),
 )
-def test_the_weighted_mean_is_numpys_over_what_is_there(
+def test_the_weighted_mean_matches_numpy_over_the_scores_that_exist(
     values: dict[str, list[float | None]], weights: dict[str, float]
 ) -> None:
     scores = {n: [Score.missing("timeout") if v is None else Score(v) for v in own] for n, own in values.items()}
@@ -322,7 +322,7 @@ def test_the_weighted_mean_is_numpys_over_what_is_there(
         assert found == pytest.approx(np.average([m for m, _ in means], weights=[w for _, w in means]), abs=1e-9)
 
 
-def test_a_whole_step_against_a_slow_computation_from_the_published_description() -> None:
+def test_a_whole_step_matches_a_direct_computation_from_the_published_description() -> None:
     """Three classmates with three templates, R = 4, weights, random truncation: rewards, masks and advantages."""
 
     def policy(text: str, seed: int) -> str:
@@ -368,7 +368,7 @@ def test_a_whole_step_against_a_slow_computation_from_the_published_description(
 
 
 def mean_of(kept: str, row: Row, reply: Rollout, peers: Mapping[str, Recites], weights: Mapping[str, float]) -> float:
-    """The classmates' weighted mean, asked again one by one."""
+    """The classmates' weighted mean, requested again one by one."""
     total = 0.0
     for name, peer in peers.items():
         prompt = f"{peer.renderer.prompt_text(row.messages)}<think>\n{kept.strip()}\n</think>\n\n"
@@ -402,7 +402,7 @@ def test_the_likelihood_of_a_classmate_without_tokenizer_is_missing_not_zero() -
     assert reply.credit is not None and reply.credit.parts["classmate"].is_missing
 
 
-def test_handing_over_nothing_closes_the_thought_at_once() -> None:
+def test_handing_over_none_of_it_closes_the_thought_at_once() -> None:
     peer = Recites("peer", lambda text, seed: "1")
     classmate = Classmate(ClassmateConfig(name="peer"), peer)
     asyncio.run(classmate.start())
@@ -410,8 +410,8 @@ def test_handing_over_nothing_closes_the_thought_at_once() -> None:
         assert classmate.prompt_text(ClassmatePrompt(ROWS[0].messages, "", mode)).endswith("<think>\n</think>\n\n")
 
 
-def test_a_classmate_reads_a_thought_in_the_ids_it_learned_it_in() -> None:
-    """GPT-2's way to cut blanks: two newlines are one token at the end of a text and two before a word."""
+def test_a_classmate_reads_a_thought_in_the_ids_of_its_own_tokenization() -> None:
+    """GPT-2's treatment of spaces: two newlines are one token at the end of a text and two before a word."""
     renderer = Renderer(byte_tokenizer("chatml", merges=[("Ċ", "Ċ"), ("t", "A")]))
     classmate = Classmate(ClassmateConfig(name="peer"), Recites("peer", lambda text, seed: "1"), _renderer=renderer)
     messages = ROWS[0].messages
@@ -422,7 +422,7 @@ def test_a_classmate_reads_a_thought_in_the_ids_it_learned_it_in() -> None:
     assert renderer.encode_open("a cat") == renderer.encode("a cat"), "a cut word is no other one"
 
 
-def test_the_end_of_the_turn_is_no_part_of_a_thought_that_was_not_closed() -> None:
+def test_the_end_of_turn_token_is_not_part_of_an_unclosed_thought() -> None:
     peer = Recites("peer", lambda text, seed: "1")
     (reply,) = play(context(lambda text, seed: "<think>hm", {"peer": peer})[0])[0]
     (sample,) = reply.conversation.samples()

@@ -1,4 +1,4 @@
-"""One seed, one run: the same recipe and seed write the same metrics file, times aside."""
+"""One seed, one run: the same recipe and seed write the same metrics file, except for times."""
 
 from __future__ import annotations
 

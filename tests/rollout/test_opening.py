@@ -1,4 +1,4 @@
-"""Rows with only a goal: the simulated user opens, once for all replies that are compared."""
+"""Rows with only a goal: the simulated user writes the opening, once for all replies that are compared."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rows_that_have_an_opening_keep_it() -> None:
     assert [m.content for m in group[0].conversation.messages[:-1]] == ["hello"]
 
 
-def test_an_opening_that_fails_costs_its_own_row_with_the_reason() -> None:
+def test_a_failed_opening_costs_only_its_own_row_with_the_reason() -> None:
     def answer(request: Request) -> str:
         if "red" in str(request.prompt):
             raise ModelCallError("timeout", "too slow")
@@ -64,12 +64,12 @@ def test_an_opening_that_fails_costs_its_own_row_with_the_reason() -> None:
     assert all(reply.reward.total.value == 1.0 for reply in second)
 
 
-def test_a_user_that_leaves_at_once_leaves_nothing_to_reply_to() -> None:
+def test_a_user_that_leaves_at_once_makes_the_row_missing() -> None:
     (group,) = replies(GOALS[:1], LLMUser(model=in_turn(says("[[TERMINATE CHAT]]"))))
     assert group[0].reward.total.reason == Reason.NOTHING_SAID
 
 
-def test_without_a_user_it_is_said_before_the_run_and_in_it(tmp_path: Path) -> None:
+def test_a_missing_user_is_reported_before_the_run_and_during_it(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as raised:
         replies(GOALS, None)
     assert "set futures.user" in str(user_error_in(raised.value))
@@ -97,7 +97,7 @@ def test_a_run_trains_on_goals_alone(tmp_path: Path) -> None:
         assert not line["messages"][0]["trained"] and line["messages"][1]["trained"]
 
 
-def test_a_reply_that_opens_the_conversation_has_a_reward() -> None:
+def test_a_reply_that_opens_the_conversation_gets_a_reward() -> None:
     seen: list[int] = []
 
     class Length(Participant):

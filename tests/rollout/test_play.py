@@ -1,4 +1,4 @@
-"""Playing a step: exact ids, ragged results, failures that stay their own."""
+"""Playing a step: exact ids, ragged results, and failures that affect only themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from upshot.training.metrics.step import summarise
 
 
 class Chatty(Participant):
-    """Always says something; done after a number of its turns drawn per conversation, or never."""
+    """Always answers; ends after a number of its turns that is drawn per conversation, or never."""
 
     def __init__(self, last: Callable[[Conversation], int] = lambda talk: 99) -> None:
         self.last = last
@@ -39,7 +39,7 @@ class Chatty(Participant):
 
 
 class By(Metric):
-    """A metric made of a function."""
+    """A metric made from a function."""
 
     def __init__(self, function: Callable[[Conversation], float]) -> None:
         self.function = function
@@ -75,7 +75,7 @@ def test_the_ids_trained_are_the_ids_sampled_through_three_turns() -> None:
     talk = Conversation(task.rows("train")[0])
     asyncio.run(play_episode(talk, policy, Chatty(), max_turns=3))
     assert len(seen) == 3
-    for prompt, ids in seen:  # every prompt starts with all that was seen and said before
+    for prompt, ids in seen:  # every prompt starts with everything seen and said before
         assert talk.ids[: len(prompt) + len(ids)] == [*prompt, *ids]
     from upshot.rewards.credit import credit_sampled
 
@@ -100,7 +100,7 @@ def test_observations_carry_their_role_tokens_and_no_loss() -> None:
     assert talk.mask[first + start : first + start + 4] == [0, 0, 0, 0]
 
 
-def test_futures_are_samples_by_window_and_end_with_the_policys_word() -> None:
+def test_a_reply_has_as_many_futures_as_samples_and_each_ends_with_the_policy() -> None:
     made, rows = scene(samples=3, rounds=2)
     for reply in (reply for group in step(made, rows) for reply in group):
         assert len(reply.futures) == 3
@@ -110,7 +110,7 @@ def test_futures_are_samples_by_window_and_end_with_the_policys_word() -> None:
             assert future.conversation.ended == "rounds"
 
 
-def test_without_a_window_the_reply_itself_is_scored_once() -> None:
+def test_without_rounds_the_reply_itself_is_scored_once() -> None:
     seen: list[int] = []
     made, rows = scene(lambda talk: seen.append(len(talk.turns)) or 1.0, samples=5, rounds=0)
     groups = step(made, rows, 1)
@@ -118,14 +118,14 @@ def test_without_a_window_the_reply_itself_is_scored_once() -> None:
     assert all(len(reply.futures) == 1 for group in groups for reply in group)
 
 
-def test_ragged_futures_are_normal() -> None:
+def test_futures_may_have_different_lengths() -> None:
     made, rows = scene(lambda talk: float(len(talk.turns)), samples=4, rounds=3)
     made.futures.user = Chatty(lambda talk: talk.seed % 3)
     lengths = {len(f.conversation.turns) for g in step(made, rows) for r in g for f in r.futures}
     assert len(lengths) > 1
 
 
-def test_a_metric_that_raises_is_missing_with_its_reason_and_leaves_the_statistics() -> None:
+def test_a_metric_that_raises_is_missing_with_its_reason_and_not_in_the_statistics() -> None:
     """Four replies score 1, 0, missing, 0: the mean is 1/3, the advantages 2/3, −1/3, none, −1/3."""
 
     def metric(talk: Conversation) -> float:
@@ -149,7 +149,7 @@ def test_a_metric_that_raises_is_missing_with_its_reason_and_leaves_the_statisti
     stop_if_missing(groups, 0.5)
 
 
-def test_a_missing_future_leaves_the_mean_of_its_reply() -> None:
+def test_a_missing_future_is_excluded_from_the_mean_of_its_reply() -> None:
     class Flaky(Chatty):
         async def observe(self, conversation: Conversation) -> Observation:
             if conversation.key.endswith("future/1"):
@@ -174,7 +174,7 @@ def test_a_step_in_which_too_much_is_missing_stops_with_the_reasons() -> None:
         stop_if_missing(step(made, rows), 0.5)
 
 
-def test_a_step_of_which_nothing_is_trained_says_so_instead_of_an_empty_reason() -> None:
+def test_a_step_that_trains_nothing_says_so_instead_of_an_empty_reason() -> None:
     made, rows = scene(lambda talk: 1.0)
     groups = step(made, rows)
     for reply in (reply for group in groups for reply in group):
@@ -217,7 +217,7 @@ def test_empty_replies_follow_the_named_rule(rule: str, expected: float | None) 
     assert {r.reward.total.value for g in step(made, rows) for r in g} == {expected}
 
 
-def test_one_seed_one_step() -> None:
+def test_one_seed_gives_one_step() -> None:
     def texts(seed: int) -> list[str]:
         made, rows = scene(samples=2, rounds=2)
         return [
@@ -232,8 +232,9 @@ def test_one_seed_one_step() -> None:
     assert texts(1) != texts(2)
 
 
-def test_sampled_log_probabilities_are_the_learners() -> None:
-    """Same tensors, same numbers: the sampler's log-probabilities are those of the learner's forward, to 1e-4."""
+def test_sampled_log_probabilities_match_the_learners() -> None:
+    """The same weights give the same numbers: the sampler's log-probabilities are those of the learner's forward, to
+    1e-4."""
     from upshot.config.recipe import TrainConfig
     from upshot.training.learner.batch import Datum
     from upshot.training.learner.learner import Learner
@@ -252,7 +253,7 @@ def test_dr_grpo_of_a_lone_reward_is_zero() -> None:
     assert grouped.centred([None, 3.0, None]) == [None, 0.0, None]
 
 
-def test_a_policy_prompt_without_room_is_missing_and_no_future_is_played() -> None:
+def test_a_prompt_that_fills_the_context_is_missing_and_no_future_is_played() -> None:
     asked: list[str] = []
     made, rows = scene(lambda talk: asked.append("metric") or 1.0, samples=2, rounds=1)
     made.futures.user = Chatty(lambda talk: asked.append("user") or 99)
@@ -263,7 +264,7 @@ def test_a_policy_prompt_without_room_is_missing_and_no_future_is_played() -> No
     assert asked == []
 
 
-def test_an_episode_that_runs_out_of_room_is_scored_as_it_stands_without_futures() -> None:
+def test_an_episode_that_fills_the_context_is_scored_as_it_is_without_futures() -> None:
     made, rows = scene(samples=3, rounds=1, max_turns=9)
     made.environment, made.futures.user = Chatty(), None
     whole = step(made, rows[:1], 1)[0][0]
@@ -275,7 +276,7 @@ def test_an_episode_that_runs_out_of_room_is_scored_as_it_stands_without_futures
     assert asked == [] and len(reply.futures) == 1 and reply.reward.total.value == 1.0
 
 
-def test_a_metric_may_return_a_plain_number_and_nonsense_is_missing_with_its_name() -> None:
+def test_a_metric_may_return_a_plain_number_and_other_values_are_missing_with_its_name() -> None:
     class Plain(Metric):
         def __init__(self, given: object) -> None:
             self.given = given
@@ -293,7 +294,7 @@ def test_a_metric_may_return_a_plain_number_and_nonsense_is_missing_with_its_nam
     assert lost.reason == "not_a_score" and "metric 'lost' returned 'very good' (str)" in lost.why
 
 
-def test_the_replies_to_a_row_that_comes_twice_in_a_step_have_keys_of_their_own() -> None:
+def test_replies_to_a_row_that_is_in_a_step_twice_have_distinct_keys() -> None:
     made, rows = scene()
     groups = step(made, [rows[0], rows[1], rows[0]], 2)
     keys = [reply.conversation.key.removeprefix(rows[0].id) for group in groups for reply in group]
@@ -301,8 +302,8 @@ def test_the_replies_to_a_row_that_comes_twice_in_a_step_have_keys_of_their_own(
     assert len({reply.conversation.seed for group in groups for reply in group}) == 6
 
 
-def test_a_future_is_scored_while_other_replies_are_still_being_given() -> None:
-    """The last reply is not begun before the first score: were scoring to wait for all of them, it would for ever."""
+def test_a_future_is_scored_while_other_replies_are_still_being_sampled() -> None:
+    """The last reply begins only after the first score: if scoring waited for all replies, this would wait forever."""
 
     async def play() -> list[list[Rollout]]:
         scored = asyncio.Event()

@@ -13,7 +13,7 @@ from upshot.tasks.base import tasks
 
 
 class Closes:
-    """Notes that it was closed, then fails."""
+    """Records that it was closed, then fails."""
 
     def __init__(self, name: str, closed: list[str]) -> None:
         self.name, self.closed = name, closed
@@ -23,7 +23,7 @@ class Closes:
         raise OSError(self.name)
 
 
-def test_everybody_is_closed_even_when_one_fails(tmp_path) -> None:
+def test_all_services_are_closed_even_if_one_fails(tmp_path) -> None:
     made = recipe(tmp_path)
     services = build_services(made, tasks.create(made.task.name, made.task.options), AbsentPolicy(), None)
     closed: list[str] = []

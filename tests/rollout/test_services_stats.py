@@ -1,4 +1,4 @@
-"""What helpers count is told in the metrics; what chance decides is told apart, under time/."""
+"""The counters of helper models are logged as metrics; those that depend on timing are logged under time/."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from upshot.rollout.dependencies import Dependencies
 from upshot.rollout.services import Services
 
 
-def test_which_replica_answered_is_no_part_of_what_two_runs_of_one_seed_have_in_common():
+def test_counters_per_replica_are_logged_under_time():
     model = ScriptedModel(ModelSpec.parse("scripted:echo"), role="user")
     count = model.meter.role("user")
     count.calls = 3

@@ -1,4 +1,5 @@
-"""Multi-turn task episodes: every sample its own transcript, observations in their roles and without loss, ids kept."""
+"""Multi-turn task episodes: every sample has its own transcript, observations have their roles and no loss, ids are
+kept."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ TOKENIZER = tiny_tokenizer([*TASK.vocabulary(), "41", "42"])
 
 
 class Recites(Model):
-    """A policy that says given texts, one per turn of a conversation; which one depends on the prompt alone."""
+    """A policy with scripted texts, one per turn of a conversation; which one depends only on the prompt."""
 
     name = "recites"
     abilities = Abilities(ids_in=True, ids_out=True)
@@ -58,7 +59,7 @@ def rows(truth: str = "42") -> list[Row]:
     return [Row(f"r{n}", TASK.rows("train")[n].messages, None, truth, "gsm8k") for n in range(4)]
 
 
-def test_two_samples_answering_41_and_42_for_42_score_0_and_1_in_every_epoch() -> None:
+def test_replies_41_and_42_to_a_question_with_answer_42_score_0_and_1_in_every_epoch() -> None:
     for epoch in range(3):
         model = Recites(lambda call, _: "#### 41" if call % 2 == 0 else "#### 42")
         groups = asyncio.run(play_step(scene(model), rows(), 2, seed=epoch))
@@ -90,7 +91,7 @@ def test_ids_trained_are_the_ids_sampled_over_five_turns() -> None:
     assert [list(sample.ids) for sample in samples] == model.said
     for number, prompt in enumerate(model.asked):
         before = [i for sample in samples[:number] for i in (*sample.context, *sample.ids)]
-        assert prompt == [*before, *samples[number].context]  # every prompt extends the one before, token by token
+        assert prompt == [*before, *samples[number].context]  # every prompt extends the previous one, token by token
     assert [i for i, bit in zip(conversation.ids, conversation.mask, strict=True) if bit] == [
         i for said in model.said for i in said
     ]

@@ -1,4 +1,4 @@
-"""How much of a thought is handed on."""
+"""How much of a thought is handed to a classmate."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SPECS = [1, 0.5, 0.01, "first-3-tokens", "last-3-tokens", [0.2, 0.8]]
         ("last-3-tokens", 2, (0, 2)),
     ],
 )
-def test_the_kept_tokens_by_hand(spec: object, length: int, expected: tuple[int, int]) -> None:
+def test_the_kept_tokens_match_hand_computed_cases(spec: object, length: int, expected: tuple[int, int]) -> None:
     assert ThoughtCut.parse(spec).span(0, length, random.Random(0)) == expected
 
 
 @given(st.sampled_from(SPECS), st.integers(0, 50), st.integers(0, 50), st.integers())
-def test_what_is_kept_lies_in_the_thought_and_is_empty_only_with_it(
+def test_the_kept_part_is_within_the_thought_and_empty_only_if_it_is(
     spec: object, start: int, length: int, seed: int
 ) -> None:
     low, high = ThoughtCut.parse(spec).span(start, start + length, random.Random(seed))
@@ -42,7 +42,7 @@ def test_what_is_kept_lies_in_the_thought_and_is_empty_only_with_it(
     assert (low, high) == again, "one seed, one cut"
 
 
-def test_a_range_is_drawn_for_each_reply() -> None:
+def test_a_value_of_a_range_is_drawn_for_each_reply() -> None:
     keep = ThoughtCut.parse([0.2, 0.8])
     stops = {keep.span(0, 100, random.Random(seed))[1] for seed in range(50)}
     assert len(stops) > 20 and min(stops) >= 20 and max(stops) <= 80
@@ -66,12 +66,12 @@ def test_a_range_is_drawn_for_each_reply() -> None:
         "all",
     ],
 )
-def test_a_wrong_spec_is_named_with_the_way_out(spec: object) -> None:
+def test_a_wrong_cut_is_named_with_what_is_valid(spec: object) -> None:
     with pytest.raises(ValueError, match="give a share above 0"):
         ThoughtCut.parse(spec)
 
 
-def test_a_wrong_spec_in_a_recipe_is_refused_before_any_work() -> None:
+def test_a_wrong_cut_in_a_recipe_is_refused_before_any_work() -> None:
     from upshot.config.load import load_recipe
     from upshot.rollout.check_names import check_names
 

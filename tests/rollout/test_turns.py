@@ -1,4 +1,4 @@
-"""Credit by turn: what a turn earned itself, and what came after it, discounted."""
+"""Credit by turn: what a turn earned itself plus what came after it, discounted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from upshot.tasks.participants.base import Observation
 
 
 def talk(turns: int) -> Conversation:
-    """A conversation of so many policy turns of two tokens each."""
+    """A conversation of this many policy turns of two tokens each."""
     sample = Sample((1,), (2, 3), (-1.0, -1.0), "stop")
     return Conversation(Row("r", ()), turns=tuple(Turn(Message("assistant", ""), sample) for _ in range(turns)))
 
@@ -41,7 +41,7 @@ def test_a_turn_earns_the_discounted_sum_from_itself_on(rewards: list[float], ga
         assert credit.total(span.parts).value == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_missing_turn_costs_itself_and_those_before_it_but_not_those_after() -> None:
+def test_a_missing_turn_makes_itself_and_earlier_turns_missing_but_not_later_ones() -> None:
     rewards = [Score(1.0), Score.missing("timeout"), Score(2.0)]
     credit = credit_turns(rewards, talk(3), 0.5)
     assert [credit.parts[f"turn {n}"].value for n in (1, 2, 3)] == [None, None, 2.0]
@@ -72,14 +72,14 @@ class Raises(WholeReply):
         (Raises, r"credit\.by '.*:Raises' raised KeyError: 'x' \(test_turns\.py, line"),
     ],
 )
-def test_a_credit_rule_of_the_users_own_is_named_by_its_path_and_its_faults_are_told(rule: Any, message: str) -> None:
+def test_a_users_credit_rule_is_named_by_path_and_its_faults_are_reported(rule: Any, message: str) -> None:
     futures = Talk({"m": By(lambda talk: 1.0)}, {"m": MetricWeight()}, credit=CreditConfig(by=path_of(rule)))
     with pytest.raises(Exception) as raised:  # of a group
         played(futures, Chatty())
     assert re.search(message, str(user_error_in(raised.value)))
 
 
-def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up() -> None:
+def test_turn_scores_of_the_environment_and_the_final_verdict_add_up() -> None:
     class Strict(Chatty):
         async def observe(self, conversation: Conversation) -> Observation:
             spoken = sum(1 for _ in conversation.samples())
@@ -94,7 +94,7 @@ def test_the_environments_score_of_each_turn_and_the_verdict_at_the_end_add_up()
     assert found == pytest.approx([-0.1 + 0.5 * second, second, last])
 
 
-def test_every_turn_may_have_futures_of_its_own() -> None:
+def test_every_turn_may_have_its_own_futures() -> None:
     said = By(lambda talk: float(sum(1 for _ in talk.samples())))
     rule = CreditConfig(by="turns", gamma=0.0)
     futures = Talk({"m": said}, {"m": MetricWeight()}, Chatty(), samples=2, rounds=1, credit=rule)
@@ -107,7 +107,8 @@ def test_every_turn_may_have_futures_of_its_own() -> None:
 
 
 def test_a_longer_conversation_with_the_same_end_earns_nothing_by_it() -> None:
-    """Every turn's futures tell how the whole ends. Added up, asking until the turns run out would pay."""
+    """Every turn's futures estimate how the whole ends. If they were added up, asking until the turns run out would
+    pay."""
     for by, rounds in (("turns", 1), ("turns", 0), ("tree", 1), ("reply", 1)):
         earned = set()
         for turns in (1, 2, 4):
@@ -120,7 +121,7 @@ def test_a_longer_conversation_with_the_same_end_earns_nothing_by_it() -> None:
         assert earned == {0.5}, by
 
 
-def test_what_the_environment_gives_for_turns_adds_up_beside_their_futures() -> None:
+def test_turn_scores_of_the_environment_add_up_beside_futures() -> None:
     class Fair(Chatty):
         async def observe(self, conversation: Conversation) -> Observation:
             return Observation((Message("user", "go on"),), score=Score(0.1))
@@ -133,8 +134,8 @@ def test_what_the_environment_gives_for_turns_adds_up_beside_their_futures() -> 
     assert found == pytest.approx([1 + 0.1 + 0.05 + 0.025, 1 + 0.1 + 0.05, 1 + 0.1])
 
 
-def test_futures_fork_again_at_their_next_round_and_every_way_counts_alike() -> None:
-    """One way ends at once, the other forks in two: the reply is worth the mean of the ways, not of the leaves."""
+def test_futures_fork_again_at_their_next_round_and_siblings_have_equal_weight() -> None:
+    """One future ends at once, the other forks in two: the reply earns the mean over the two, not over the leaves."""
 
     class Leaves(Chatty):
         async def observe(self, conversation: Conversation) -> Observation:

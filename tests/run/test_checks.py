@@ -1,4 +1,4 @@
-"""What is wrong with a run is told before it begins: all of it, in seconds, and nothing is written."""
+"""Everything wrong with a run is reported before it begins: within seconds, and nothing is written."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DEAD = "http://127.0.0.1:1/v1#x"
 
 
 def wrong(recipe: Recipe, offline: bool = False) -> list[str]:
-    """What a check refuses."""
+    """What a check reports."""
     return [finding.says for finding in find(recipe, offline) if finding.fatal]
 
 
 class Endpoint(BaseHTTPRequestHandler):
-    """Lists one model, answers anybody, and remembers what was asked."""
+    """Lists one model, answers every request, and records what was asked."""
 
     asked: list[dict[str, Any]] = []  # noqa: RUF012 - one server a test
     status = 200
@@ -51,7 +51,7 @@ class Endpoint(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_run_with_nothing_wrong_has_no_findings(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     keyed = {"url": "http://127.0.0.1:1/v1", "model": "y", "api_key_env": "NO_SUCH_KEY"}
     models = {"user": DEAD, "judge": keyed}
@@ -94,14 +94,14 @@ def test_an_endpoint_is_asked_for_a_few_tokens_and_offline_for_none(tmp_path: Pa
     assert "does not know the model 'listed'" in wrong(settings)[0]
 
 
-def test_a_name_that_the_endpoint_does_not_list_is_told(
+def test_a_model_name_that_the_endpoint_does_not_list_is_reported(
     tmp_path: Path, endpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert wrong(recipe(tmp_path / "run", more={"models": {"user": f"{endpoint}#lsted"}})) == []
     assert f"{endpoint} does not list the model 'lsted'; did you mean 'listed'?" in caplog.text
 
 
-def test_offline_a_missing_key_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_a_missing_key_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     keyed = {"url": "http://127.0.0.1:1/v1", "model": "y", "api_key_env": "NO_SUCH_KEY"}
     assert "NO_SUCH_KEY" in wrong(recipe(tmp_path / "run", more={"models": {"judge": keyed}}), offline=True)[0]
@@ -147,7 +147,7 @@ def test_a_data_file_without_its_columns_is_a_finding(tmp_path: Path) -> None:
     assert "row 1 has no 'rejected'; it has prompt, chosen" in wrong(settings)[0]
 
 
-def test_a_model_folder_without_weights_or_tokenizer_is_told(tmp_path: Path) -> None:
+def test_a_model_folder_without_weights_or_tokenizer_is_reported(tmp_path: Path) -> None:
     module, _, _, _ = tiny_parts(0)
     module.config.save_pretrained(tmp_path / "bare")
     settings = recipe(tmp_path / "run", more={"model": {"path": str(tmp_path / "bare")}})
@@ -164,7 +164,7 @@ def test_prompts_that_do_not_fit_are_counted_and_the_choice_is_named(tmp_path: P
     assert not note.fatal and "do not fit and are left out" in note.says
 
 
-def test_long_prompts_are_refused_left_out_or_cut() -> None:
+def test_long_prompts_are_refused_skipped_or_cut() -> None:
     _, _, renderer, _ = tiny_parts(0)
     word = renderer.decode([20])
     rows = [Row(str(n), (Message("system", word), Message("user", " ".join([word] * n)))) for n in (2, 30, 3)]
@@ -203,7 +203,7 @@ def test_a_run_is_refused_by_the_same_checks_before_anything_is_written(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_hub_that_cannot_be_reached_is_told_at_once_and_offline_it_is_not_asked(
+def test_an_unreachable_hub_is_reported_at_once_and_not_queried_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
@@ -218,7 +218,7 @@ def test_a_hub_that_cannot_be_reached_is_told_at_once_and_offline_it_is_not_aske
 
 
 def mapped(folder: Path, address: str, tokenizer: str) -> Recipe:
-    """A recipe whose classmate is served elsewhere, as a map tells."""
+    """A recipe whose classmate is served elsewhere, as a map says."""
     port = int(address.rsplit(":", 1)[1].removesuffix("/v1"))
     entry = {"port": port, "local_host": "127.0.0.1", "served_model_name": "listed", "tokenizer": tokenizer}
     (folder / "map.json").write_text(json.dumps({"Qwen/Qwen3-0.6B": entry}))
@@ -226,7 +226,7 @@ def mapped(folder: Path, address: str, tokenizer: str) -> Recipe:
     return recipe(folder / "run", more={"task": {"name": "ciphers", "limit": 40}, "futures": futures})
 
 
-def test_a_mapped_classmate_whose_tokenizer_cannot_be_had_is_told_before_the_run(
+def test_a_mapped_classmate_without_an_available_tokenizer_is_reported_before_the_run(
     tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
@@ -237,7 +237,7 @@ def test_a_mapped_classmate_whose_tokenizer_cannot_be_had_is_told_before_the_run
     assert wrong(mapped(tmp_path, endpoint, str(tmp_path / "tokenizer"))) == []
 
 
-def test_four_bits_without_their_library_are_told_before_the_run(
+def test_four_bits_without_their_library_are_reported_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib.util

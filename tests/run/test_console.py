@@ -1,4 +1,4 @@
-"""What a person reads while a run goes on."""
+"""What is printed while a run goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINE = {
 }
 
 
-def test_one_line_tells_where_the_time_tokens_memory_and_money_of_a_step_went() -> None:
+def test_one_line_shows_the_time_tokens_memory_and_cost_of_a_step() -> None:
     assert step_line(LINE) == (
         "1.93 s (sample 0.8, futures 0.31, judges 0.12, learn 0.61) · tokens/s 12.3k sampled, 101k learned, MFU 41% · "
         "23.1 GiB · 3 missing · $0.42"
@@ -31,7 +31,7 @@ def test_one_line_tells_where_the_time_tokens_memory_and_money_of_a_step_went() 
     assert step_line({"eval/reward/mean": 0.5}) == "", "a line of nothing but an evaluation"
 
 
-def test_a_log_has_one_line_a_step_with_its_times_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_has_one_line_per_step_with_its_times_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = PlainReporter()
     reporter.phase("rl", 101)
     reporter.step("rl", 1, {"reward/mean": 0.5, **LINE})
@@ -44,7 +44,7 @@ def test_a_log_has_one_line_a_step_with_its_times_and_the_time_left(capsys: pyte
     assert lines[3:] == ["rl 101/101  eval/reward/mean=0.5"]
 
 
-def test_a_log_tells_how_far_a_long_step_is(
+def test_a_log_shows_the_progress_of_a_long_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]

@@ -1,4 +1,5 @@
-"""`upshot export RUN`: a folder that transformers loads, its type kept, a card that tells how it was made."""
+"""`upshot export RUN`: a folder that transformers loads, in the weights' own type, with a card that says how it was
+made."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of all weights, in bfloat16."""
+    """A run that trained all weights, in bfloat16."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     more = {"model": {**TINY, "dtype": "bfloat16"}, "eval": {"every": 2, "rows": 2}}
     train(recipe(folder, warm=False, steps=3, save={"every": 1, "keep": 3}, more=more))
@@ -33,7 +34,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(whole: Path) -> Path:
-    """A run of adapters on what the other one made."""
+    """A run that trained adapters on the other run's model."""
     folder = whole.parent / "adapted"
     base = export.export(RunFolder.open(whole), out=whole.parent / "base")
     more = {"model": {"path": str(base), "lora": {"r": 2, "alpha": 64}}, "eval": {"every": 2, "rows": 2}}
@@ -48,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, said.out, said.err
 
 
-def test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run(
+def test_an_export_loads_anywhere_in_its_own_type_without_files_of_the_run(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = run(capsys, str(whole), "--checkpoint", "2", "--out", str(tmp_path / "out"))
@@ -63,7 +64,7 @@ def test_an_export_loads_anywhere_in_its_own_type_and_holds_nothing_of_the_run(
     AutoTokenizer.from_pretrained(tmp_path / "out")
 
 
-def test_the_card_tells_recipe_results_and_data_and_no_path_of_this_machine(whole: Path, tmp_path: Path) -> None:
+def test_the_card_lists_recipe_results_and_data_and_no_local_path(whole: Path, tmp_path: Path) -> None:
     card = (export.export(RunFolder.open(whole), "last", out=tmp_path / "out") / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers") and "`rl`, 3 steps, seed 0" in card
     for words in (
@@ -77,7 +78,7 @@ def test_the_card_tells_recipe_results_and_data_and_no_path_of_this_machine(whol
     assert str(tmp_path) not in card and str(whole.parent) not in card and "run_dir" not in card
 
 
-def test_without_merge_an_adapter_stays_one_and_with_it_the_model_says_the_same_in_the_base_s_type(
+def test_an_adapter_is_exported_as_it_is_or_merged_with_the_same_outputs(
     adapted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = export.export(RunFolder.open(adapted), out=tmp_path / "plain")
@@ -104,9 +105,7 @@ def test_the_best_checkpoint_is_exported_where_one_was_kept_and_a_wrong_one_is_r
         export.find_checkpoint(folder, "best")
 
 
-def test_a_folder_that_is_there_is_not_written_over(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_existing_folder_is_not_overwritten(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     code, _, err = run(capsys, str(whole), "--out", str(tmp_path))
     assert code == 2 and "choose another place with --out" in err and (tmp_path / "mine.txt").read_text() == "precious"
@@ -140,7 +139,7 @@ def test_a_push_needs_a_token_and_uploads_the_folder(
     assert code == 2 and "cannot push to 'me/model': no route to the hub" in err
 
 
-def test_a_run_folder_as_a_model_is_its_best_checkpoint_else_its_newest(tmp_path: Path) -> None:
+def test_a_run_folder_as_a_model_means_its_best_or_else_newest_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match="has no checkpoint yet"):

@@ -1,4 +1,4 @@
-"""A start that failed is in nobody's way: the same command works once the cause is mended."""
+"""A failed start does not block the next one: the same command works once the cause is fixed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_failed_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_failed_works_when_it_is_given_again(
+def test_a_failed_command_works_when_it_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = ["hidden=16", "layers=1", "heads=2", "mlp=16"]
@@ -39,7 +39,7 @@ def test_a_command_that_failed_works_when_it_is_given_again(
     assert main(words) == 0
 
 
-def test_what_a_killed_start_left_is_taken_over(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_start_is_reused(tmp_path: Path) -> None:
     left = RunFolder.create(recipe(tmp_path, steps=3))
     left.write_status("running")
     (tmp_path / "notes.txt").write_text("mine")
@@ -50,13 +50,13 @@ def test_what_a_killed_start_left_is_taken_over(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"], "what is not the run's stays"
 
 
-def test_a_start_that_is_under_way_is_not_taken_over(tmp_path: Path) -> None:
+def test_the_folder_of_a_start_in_progress_is_not_reused(tmp_path: Path) -> None:
     settings = recipe(tmp_path / "run")
     with RunFolder.create(settings).lock(print), pytest.raises(UserError, match="is being written"):
         RunFolder.create(settings)
 
 
-def test_a_folder_with_a_finished_step_is_never_dropped(tmp_path: Path) -> None:
+def test_a_folder_with_a_finished_step_is_never_removed(tmp_path: Path) -> None:
     folder = RunFolder.create(recipe(tmp_path / "run"))
     folder.append_metrics("rl", 1, {"loss": 1.0})
     folder.drop_failed_start()

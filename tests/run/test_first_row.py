@@ -1,4 +1,4 @@
-"""A dry run shows the first prompt and what the verifier says about it, and warns of verdicts that teach nothing."""
+"""A dry run shows the first prompt and the verifier's verdicts on it, and warns if these verdicts teach nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_gsm8ks_worked_solutions_are_recognised(tmp_path: Path) -> None:
     assert first_row(tmp_path / "plain.jsonl", ["4", "7", "9"] * 4)[1] == []
 
 
-def test_verdicts_that_teach_nothing_are_warned_of_and_a_missing_one_is_not() -> None:
+def test_equal_verdicts_give_a_warning_and_missing_ones_do_not() -> None:
     def says(**verdicts: Score) -> list[str]:
         named = {what.replace("_", " "): verdict for what, verdict in verdicts.items()}
         return [finding.says for finding in findings_of("mine", Row("1", (), reference="4"), named)]

@@ -1,4 +1,4 @@
-"""The run folder: whatever is handed over can be written, checkpoints are whole, one process at a time writes it."""
+"""The run folder: any value can be written, checkpoints are complete, only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from upshot.run.folder import RunFolder, find, free_place
 
 
 class Stranger:
-    """An object that cannot even be shown."""
+    """An object whose `repr` fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -61,7 +61,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     assert len(set(places)) == 5 and all(place.parent == Path("runs") for place in places)
 
 
-def test_what_json_cannot_hold_is_written_all_the_same(tmp_path: Path) -> None:
+def test_values_that_json_lacks_are_written_nevertheless(tmp_path: Path) -> None:
     circle: list[Any] = []
     circle.append(circle)
     row = {
@@ -98,12 +98,12 @@ def test_lines_with_unicode_line_ends_survive_a_rewind(tmp_path: Path) -> None:
     assert [json.loads(line)["text"] for line in lines if line] == ["one\u2028two\u0085three"]
 
 
-def test_plain_values_are_left_as_they_are() -> None:
+def test_plain_values_are_not_changed() -> None:
     value = {"a": [1, 2.5, "x", None, True], "b": {"c": "d"}}
     assert to_json_value(value) == value and json.loads(dump_json_line(value)) == value
 
 
-def test_the_newest_checkpoint_is_that_of_the_last_phase_and_step_whatever_the_clock_said(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_by_phase_and_step_and_not_by_the_clock(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     for age, (phase, step) in enumerate([("rl", 20), ("rl", 10), ("warm-start", 100)]):
         save(folder, phase, step)
@@ -118,17 +118,17 @@ def test_the_newest_checkpoint_is_that_of_the_last_phase_and_step_whatever_the_c
     assert [found.step for found in folder.checkpoints.saved()] == [20, 30], "the oldest steps go"
 
 
-def test_a_checkpoint_that_is_whole_is_never_written_over(tmp_path: Path) -> None:
+def test_a_complete_checkpoint_is_never_overwritten(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     save(folder, "rl", 2, "good")
     save(folder, "rl", 2, "torn")
     assert (folder.checkpoints.path / "rl-000002" / "weights").read_text() == "good"
 
 
-def test_an_error_while_saving_leaves_the_earlier_checkpoint_and_nothing_half(tmp_path: Path) -> None:
+def test_an_error_while_saving_leaves_only_the_earlier_checkpoint(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     save(folder, "rl", 2, "good")
-    (folder.checkpoints.path / ".partial-rl-000003").mkdir()  # of a save that was killed
+    (folder.checkpoints.path / ".partial-rl-000003").mkdir()  # from a save that was killed
 
     def fail(to: Path) -> None:
         (to / "weights").write_text("half")
@@ -150,7 +150,7 @@ with RunFolder(Path(sys.argv[1])).lock(print):
 """
 
 
-def test_a_second_process_is_refused_by_name_until_the_first_is_dead_even_if_its_children_live(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_until_the_first_is_dead_even_if_its_children_live(tmp_path: Path) -> None:
     folder = new_folder(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
@@ -190,7 +190,7 @@ def test_a_table_is_read_again_when_its_file_has_grown_and_not_before(tmp_path: 
     assert [line["x"] for line in folder.metrics] == [1]
 
 
-def test_runs_are_found_below_a_folder_the_oldest_first(tmp_path: Path) -> None:
+def test_runs_below_a_folder_are_listed_oldest_first(tmp_path: Path) -> None:
     for name, started in (("late", 30.0), ("deep/er/and/deeper", 10.0), ("by-others", "1970-01-01T00:00:20+00:00")):
         (tmp_path / name / "checkpoints" / "rl-000001").mkdir(parents=True)
         (tmp_path / name / "recipe.yaml").write_text("name: x\n")

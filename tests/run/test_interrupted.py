@@ -1,4 +1,4 @@
-"""A run that stops in the wrong moment: nothing torn is saved, nothing finished is lost, no second one writes."""
+"""A run that stops at any moment: nothing inconsistent is saved, nothing finished is lost, no second process writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from upshot.training.loops import rl
 
 
 class Broken(Exception):
-    """What goes wrong in these tests."""
+    """The failure in these tests."""
 
 
 def resume(folder: Path, reporter: Reporter | None = None) -> None:
@@ -29,7 +29,7 @@ def resume(folder: Path, reporter: Reporter | None = None) -> None:
 
 
 def fails_at(call: int, method: Callable[..., Any], late: bool = False) -> Callable[..., Any]:
-    """The method, but its nth call fails: before it has done anything, or after."""
+    """The method, but its nth call fails, before or after it has done its work."""
     count = 0
 
     def wrapped(*args: Any, **more: Any) -> Any:
@@ -46,7 +46,7 @@ def fails_at(call: int, method: Callable[..., Any], late: bool = False) -> Calla
 
 
 def updates(folder: Path) -> tuple[str, int]:
-    """The newest checkpoint and how many optimizer steps it has seen."""
+    """The newest checkpoint, and the number of optimizer steps it contains."""
     found = RunFolder.open(folder).latest()
     assert found is not None
     return found.path.name, torch.load(found.path / "learner.pt", weights_only=True)["steps"]
@@ -57,7 +57,7 @@ def updates(folder: Path) -> tuple[str, int]:
     [("forward_backward", Learner, 4), ("append_metrics", RunFolder, 2), ("append_rollouts", RunFolder, 2)],
     ids=["second minibatch of step 2", "writing the line of step 2", "writing the rollouts of step 2"],
 )
-def test_an_update_half_done_or_without_its_line_is_not_saved(
+def test_an_incomplete_update_or_one_without_its_line_is_not_saved(
     name: str, owner: type, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"warm": False, "steps": 3, "save": {"every": 1}, "minibatches": 2}
@@ -98,7 +98,7 @@ def test_a_new_model_in_16_bits_is_the_one_that_its_checkpoint_holds(method: str
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
 
 
-def test_numbers_and_details_that_json_has_not_do_not_end_a_run(tmp_path: Path) -> None:
+def test_values_that_json_lacks_do_not_end_a_run(tmp_path: Path) -> None:
     odd = [{"name": f"tests.training.helpers:{name}"} for name in ("Odd", "NoMapping")]
     train(recipe(tmp_path / "run", warm=False, steps=1, more={"reward": {"metrics": odd}}))
     (line,) = metrics(tmp_path / "run")
@@ -118,7 +118,7 @@ class Recorder:
         pass
 
 
-def test_the_last_evaluation_is_made_up_for_after_an_interruption_once_and_reaches_the_trackers(
+def test_a_missed_last_evaluation_is_done_once_after_resuming_and_is_tracked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {
@@ -143,7 +143,7 @@ def test_the_last_evaluation_is_made_up_for_after_an_interruption_once_and_reach
 
 
 class Rival(Reporter):
-    """Resumes the run while it is under way."""
+    """Resumes the run while it is in progress."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -166,9 +166,7 @@ def test_a_live_run_is_not_resumed_by_a_second_one(tmp_path: Path) -> None:
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3]
 
 
-def test_what_was_spent_is_remembered_even_where_the_step_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_spent_is_remembered_even_if_the_step_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helped = {
         "models": {"user": "scripted:tests.training.helpers:customer"},
         "futures": {"samples": 1, "rounds": 1, "user": {"name": "llm", "model": "user"}},
@@ -185,7 +183,7 @@ def test_what_was_spent_is_remembered_even_where_the_step_is_lost(
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])
-def test_a_damaged_optimizer_state_is_named_with_the_way_out(content: bytes | None, tmp_path: Path) -> None:
+def test_a_damaged_optimizer_state_is_named_with_what_to_do(content: bytes | None, tmp_path: Path) -> None:
     folder = tmp_path / "rl-000002"
     folder.mkdir()
     if content is None:

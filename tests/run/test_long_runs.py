@@ -1,4 +1,4 @@
-"""What a long run needs: checkpoints nobody waits for, the best one kept, an end in time, nothing finished lost."""
+"""Long runs: checkpoints are saved in the background, the best is kept, runs stop early, finished work survives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOTTERY = {"reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
 
 
 def made(folder: Path, **train_: Any) -> Recipe:
-    """A run in which every step teaches something."""
+    """A run in which every step learns something."""
     return recipe(folder, **{"warm": False, "steps": 4, **train_, "more": LOTTERY | train_.get("more", {})})
 
 
@@ -53,18 +53,18 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 class Told(Reporter):
-    """Remembers what was said, and does something after each step."""
+    """Records what was printed, and acts after each step."""
 
     def __init__(self, after: Callable[[int], object] = lambda step: None) -> None:
         self.after = after
         self.said: list[str] = []
 
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is written."""
+        """Called after a step is written."""
         self.after(step)
 
     def say(self, text: str) -> None:
-        """A line worth reading."""
+        """A printed line."""
         self.said.append(text)
 
 
@@ -90,9 +90,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_is_of_its_own_ste
     assert torch.equal(states[0][0]["exp_avg"], states[1][0]["exp_avg"])
 
 
-def test_what_goes_wrong_in_the_background_is_raised_by_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_background_is_raised_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save = Checkpoints.save
 
     def fails(self: Checkpoints, phase: str, step: int, *rest: Any) -> Path:
@@ -120,18 +118,18 @@ def test_a_checkpoint_is_due_by_steps_or_by_minutes(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_disk_that_is_full_when_the_tokenizer_comes_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_when_the_tokenizer_is_saved_is_one_clear_error(tmp_path: Path) -> None:
     """Its library raises a plain Exception."""
     tokenizer = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
     with pytest.raises(UserError, match=r"cannot write checkpoint .*No space left on device.*--resume"):
         Checkpoints(tmp_path).save("rl", 1, 3, lambda folder: tokenizer.save("/dev/full"))
 
 
-def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_a_half_written_checkpoint_is_ignored(tmp_path: Path) -> None:
     train(made(tmp_path / "straight"))
     train(made(tmp_path / "run", steps=2))
     checkpoints = tmp_path / "run" / "checkpoints"
-    for name in (".partial-rl-000003", "rl-000003"):  # killed while it wrote; a name without its last file
+    for name in (".partial-rl-000003", "rl-000003"):  # killed while writing; a name without its last file
         (checkpoints / name).mkdir()
         (checkpoints / name / "model.safetensors").write_bytes(b"half")
     resume(tmp_path / "run", "train.steps=4")
@@ -143,7 +141,7 @@ def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
-    """Evaluations that find these rewards, one after another."""
+    """Evaluations that give these rewards, in order."""
     left: Iterator[float] = iter(values)
 
     async def look(*_: Any) -> dict[str, float]:
@@ -168,7 +166,7 @@ def test_the_best_checkpoint_by_a_metric_stays_beside_the_newest(
     assert lines[1]["eval/reward/mean"] == 0.9, "a line has the evaluation of the model before its update"
 
 
-def test_training_ends_after_so_many_evaluations_without_a_new_best_and_stays_ended(
+def test_training_ends_after_enough_evaluations_without_a_new_best_and_stays_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"eval": {"every": 1, "stop_after": 2}}
@@ -184,7 +182,7 @@ def test_training_ends_after_so_many_evaluations_without_a_new_best_and_stays_en
     assert metrics(tmp_path / "run")[-1]["step"] == 4, "and goes on when it is told to"
 
 
-def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> None:
+def test_the_smallest_loss_is_the_best_and_the_direction_can_be_set() -> None:
     for metric, values, since in (
         ("eval/loss/nll", [3.0, 2.0, 2.5], 1),
         ("eval/reward/mean", [3.0, 2.0, 2.5], 2),
@@ -211,12 +209,12 @@ def test_of_losses_the_smallest_is_the_best_and_a_direction_may_be_said() -> Non
         ({"more": {"eval": {"every": 1, "samples": 4}}}, "all replies are the same"),
     ],
 )
-def test_evaluations_that_can_tell_nothing_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_useless_evaluation_settings_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
         train(made(tmp_path / "run", **change))
 
 
-def test_a_best_that_no_evaluation_has_is_refused_by_the_first_and_awaited_where_scores_are_missing() -> None:
+def test_a_best_metric_that_is_never_logged_is_refused_but_missing_scores_are_not() -> None:
     tracker = BestTracker("eval/metric/nosuch")
     with pytest.raises(
         UserError, match=r"train\.save\.best: the evaluation has no 'eval/metric/nosuch'; known: eval/re"
@@ -286,7 +284,9 @@ def test_dpo_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     train(recipe(tmp_path / "straight", steps=4, **settings))
     train(recipe(tmp_path / "run", steps=2, **settings))
     metrics_file = tmp_path / "run" / "metrics.jsonl"
-    metrics_file.write_text("".join(metrics_file.read_text().splitlines(True)[:-1]), "utf-8")  # the look after step 2
+    metrics_file.write_text(
+        "".join(metrics_file.read_text().splitlines(True)[:-1]), "utf-8"
+    )  # the evaluation after step 2
     resume(tmp_path / "run", "train.steps=4")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
 
@@ -304,7 +304,7 @@ def test_a_reward_that_is_not_a_number_is_missing_and_never_zero(tmp_path: Path)
 
 
 def diverges(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[Learner], dict[str, float]]) -> None:
-    """Learning that goes wrong after so many steps."""
+    """Learning that diverges after this many steps."""
     learn = rl.learn
 
     def wrong(student: Learner, *rest: Any) -> dict[str, float]:
@@ -314,7 +314,7 @@ def diverges(monkeypatch: pytest.MonkeyPatch, after: int, then: Callable[[Learne
     monkeypatch.setattr(rl, "learn", wrong)
 
 
-def test_steps_without_a_finite_loss_stop_the_run_with_the_last_good_checkpoint_named(
+def test_after_steps_without_a_finite_loss_the_run_stops_and_names_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(made(tmp_path / "straight"))
@@ -348,14 +348,14 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_last_good_ones_are_na
     assert [found.step for found in Checkpoints(tmp_path / "run").saved()] == [1, 2]
 
 
-def test_alarms_say_what_is_wrong_once_and_what_to_do() -> None:
+def test_alarms_say_once_what_is_wrong_and_what_to_do() -> None:
     alarms = Alarms()
     fine = {"policy/entropy": 2.0, "rollout/reply_tokens": 100.0, "reward/flat_groups": 0.1, "rollout/cut": 0.0}
     fine["rollout/thought_tokens"] = 50.0
     assert not any(alarms.watch(fine) for _ in range(3 * WINDOW))
     ill = {"policy/entropy": 0.01, "rollout/reply_tokens": 3.0, "reward/flat_groups": 1.0, "rollout/cut": 0.9}
     assert not [text for _ in range(3 * WINDOW) for text in alarms.watch({"eval/reward/mean": 0.1})], "no step at all"
-    said = [text for _ in range(3 * WINDOW) for text in alarms.watch(ill)]  # and it has no thoughts at all
+    said = [text for _ in range(3 * WINDOW) for text in alarms.watch(ill)]  # and it has no thoughts either
     assert len(said) == 5 == len(alarms.ringing)
     for word in (
         "entropy fell from 2",
@@ -368,7 +368,7 @@ def test_alarms_say_what_is_wrong_once_and_what_to_do() -> None:
     assert not [text for _ in range(3 * WINDOW) for text in alarms.watch(fine)] and not alarms.ringing
 
 
-def test_a_run_whose_groups_are_flat_says_so_and_its_status_too(tmp_path: Path) -> None:
+def test_a_run_whose_groups_are_flat_reports_it_also_in_its_status(tmp_path: Path) -> None:
     more = {"reward": {"metrics": [{"name": "tests.training.helpers:Odd"}]}}
     told = Told()
     train(recipe(tmp_path / "run", warm=False, steps=WINDOW, save={"every": 0}, more=more), reporter=told)
@@ -378,7 +378,7 @@ def test_a_run_whose_groups_are_flat_says_so_and_its_status_too(tmp_path: Path) 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("where", ["play", "learn"])
-def test_sigterm_in_a_step_saves_what_is_finished_and_the_run_goes_on_exactly(
+def test_sigterm_in_a_step_saves_what_is_finished_and_the_run_resumes_exactly(
     where: str, ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(made(tmp_path / "straight", async_steps=ahead))
@@ -387,7 +387,7 @@ def test_sigterm_in_a_step_saves_what_is_finished_and_the_run_goes_on_exactly(
     def terminated(*args: Any, **named: Any) -> Any:
         nonlocal count
         count += 1
-        if count == 3:  # step 3; played ahead, while step 2 is learned
+        if count == 3:  # step 3; if played ahead, while step 2 is learned
             os.kill(os.getpid(), signal.SIGTERM)
         return work(*args, **named)
 
@@ -403,7 +403,7 @@ def test_sigterm_in_a_step_saves_what_is_finished_and_the_run_goes_on_exactly(
     assert metrics(tmp_path / "run") == metrics(tmp_path / "straight")
 
 
-def test_the_status_tells_phase_step_process_time_left_and_the_last_numbers(tmp_path: Path) -> None:
+def test_the_status_shows_phase_step_process_time_left_and_the_last_numbers(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     run = tmp_path / "run"
     train(made(run, steps=2), reporter=Told(lambda step: seen.append(status(run))))
@@ -413,7 +413,7 @@ def test_the_status_tells_phase_step_process_time_left_and_the_last_numbers(tmp_
     assert last["metrics"]["reward/mean"] == metrics(run)[-1]["reward/mean"] and last["seconds"] > 0
 
 
-def test_a_step_tells_where_its_time_went(tmp_path: Path) -> None:
+def test_a_step_logs_where_its_time_went(tmp_path: Path) -> None:
     train(made(tmp_path / "run", steps=2, save={"every": 1}))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     parts = {"sample", "futures", "judges", "rollout", "learn", "save", "step", "sampled_per_s", "learned_per_s"}

@@ -1,4 +1,4 @@
-"""A dry run says how long the run takes where that was measured or stated, and that it does not know elsewhere."""
+"""A dry run estimates how long the run takes if that was measured or stated, and otherwise says that it cannot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def earlier_run(name: str, seconds: list[float], **settings: object) -> None:
         folder.append_metrics("rl", step, {"time/step": took})
 
 
-def test_nothing_is_invented_where_nothing_was_measured() -> None:
+def test_without_a_measurement_no_time_is_estimated() -> None:
     assert "not estimated: no earlier run of this model" in estimate_time(upshot.load("quickstart"), 40)
 
 
@@ -41,7 +41,7 @@ def test_the_steps_of_an_earlier_run_of_the_same_model_are_scaled_by_the_tokens_
     assert "times 2 for the size of a step" in estimate_time(twice, 40)
 
 
-def test_another_model_method_or_machine_is_not_compared_with() -> None:
+def test_runs_of_another_model_method_or_machine_are_not_used() -> None:
     earlier_run("one", [1.0, 1.0])
     assert "not estimated" in estimate_time(upshot.load("quickstart", model={"tiny": {"layers": 1}}), 4)
     assert "not estimated" in estimate_time(upshot.load("quickstart", train={"method": "ppo"}), 4)
@@ -60,7 +60,7 @@ def test_a_stated_rate_is_named_with_what_it_leaves_out(capsys: pytest.CaptureFi
     assert main(["train", "quickstart", "--dry-run", "--tokens-per-second", "0"]) == 2
 
 
-def test_times_are_said_in_a_readers_units() -> None:
+def test_times_are_shown_in_readable_units() -> None:
     assert [duration(seconds) for seconds in (0.25, 60, 90, 600, 5400, 36000)] == [
         "0.25 s", "60 s", "1.5 min", "10 min", "1.5 h", "10 h",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`upshot train --resume RUN key=value`: how long and how much may change, what the steps were made with may not."""
+"""`upshot train --resume RUN key=value`: length and limits may change; what the finished steps depend on may not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELPED = {
 }
 
 
-def test_an_empty_budget_is_raised_and_a_finished_run_made_longer_by_command(
+def test_a_spent_budget_can_be_raised_and_a_finished_run_extended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(recipe(tmp_path / "straight", warm=False, steps=3, more=HELPED))
@@ -37,7 +37,7 @@ def test_an_empty_budget_is_raised_and_a_finished_run_made_longer_by_command(
     assert reward == [line["reward/mean"] for line in metrics(tmp_path / "straight")]
 
 
-def test_what_may_not_change_is_refused_with_the_reason_and_what_may(tmp_path: Path) -> None:
+def test_changes_that_are_not_allowed_are_refused_with_the_reason_and_those_that_are(tmp_path: Path) -> None:
     folder = RunFolder.create(recipe(tmp_path / "run"))
     for override in ("train.lr=1", "seed=3", "task.rows_per_split=5", "reward.metrics.verifier.weight=2"):
         with pytest.raises(UserError, match=r"cannot change .*the rest would be another run.*train\.steps") as raised:
@@ -49,7 +49,7 @@ def test_what_may_not_change_is_refused_with_the_reason_and_what_may(tmp_path: P
     assert folder.recipe.train.steps == 6, "nothing is written before the run goes on"
 
 
-def test_a_recipe_beside_resume_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_together_with_resume_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder.create(recipe(tmp_path / "run"))
     assert main(["train", "quickstart", "--resume", str(tmp_path / "run")]) == 2
     assert "leave out 'quickstart'" in capsys.readouterr().err

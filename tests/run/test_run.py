@@ -1,4 +1,4 @@
-"""A run: one seed, one metrics file; killed and resumed, it ends as if nothing had happened; stopped, it is saved."""
+"""A run: one seed gives one metrics file; killed and resumed, it ends the same; stopped, it is saved."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Interrupted(Exception):
-    """What the tests stop a run with."""
+    """The exception with which the tests stop a run."""
 
 
 class Stops(Reporter):
-    """Raises when a step of a phase has been written."""
+    """Raises after a given step of a phase was written."""
 
     def __init__(self, phase: str, step: int) -> None:
         self.where = (phase, step)
@@ -57,7 +57,7 @@ def resume(folder: Path) -> None:
     train(RunFolder.open(folder).recipe, RunFolder.open(folder))
 
 
-def test_a_task_that_cannot_name_a_rows_groups_costs_no_step(
+def test_a_task_that_fails_to_name_a_rows_groups_costs_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def groups(self: SlotsTask, row: Row) -> dict[str, str]:
@@ -96,10 +96,10 @@ HELPED = {
     "reward": {"metrics": [{"name": "verifier"}, {"name": "tests.training.helpers:Flaky", "weight": 0}]},
     "call_seconds": 0.2,
 }
-"""A scripted helper model, and a metric that at times never returns."""
+"""A scripted helper model, and a metric that sometimes never returns."""
 
 
-def test_killed_and_resumed_with_helper_models_goes_on_counting(
+def test_killed_and_resumed_with_helper_models_counters_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"warm": False, "steps": 3, "save": {"every": 1}, "more": HELPED}
@@ -120,7 +120,7 @@ def test_killed_and_resumed_with_helper_models_goes_on_counting(
 
 
 def _until(checkpoint: Callable[..., None], method: str, last: int) -> Callable[..., None]:
-    """Checkpoints up to a step; later ones are not written, as after kill -9."""
+    """Checkpoints up to a step; later ones are not written, as if killed by kill -9."""
 
     def save(self: TrainingRun, *args: Any) -> None:
         if self.phase != method or self.step <= last:
@@ -133,7 +133,7 @@ def _lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def test_killed_before_the_first_checkpoint_starts_anew_and_repeats_no_line(
+def test_killed_before_the_first_checkpoint_a_run_restarts_without_duplicate_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(recipe(tmp_path / "straight", steps=3))
@@ -156,7 +156,7 @@ def test_killed_after_the_warm_start_repeats_no_rollout(tmp_path: Path, monkeypa
     assert _lines(tmp_path / "resumed" / "rollouts.jsonl") == _lines(tmp_path / "straight" / "rollouts.jsonl")
 
 
-def test_two_runs_with_one_seed_are_the_same_and_another_seed_is_not(tmp_path: Path) -> None:
+def test_runs_of_one_seed_are_identical_and_of_different_seeds_are_not(tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):
         train(recipe(tmp_path / name, steps=2, more={"seed": seed}))
     assert metrics(tmp_path / "one") == metrics(tmp_path / "two") != metrics(tmp_path / "other")
@@ -171,7 +171,7 @@ def test_a_finished_run_resumed_changes_nothing(tmp_path: Path) -> None:
     assert before[-1]["eval/reward/mean"] is not None
 
 
-def test_an_error_saves_what_was_reached_and_the_checkpoint_loads_anywhere(tmp_path: Path) -> None:
+def test_after_an_error_the_progress_is_saved_and_the_checkpoint_loads_anywhere(tmp_path: Path) -> None:
     with pytest.raises((Interrupted, BaseExceptionGroup)):
         train(recipe(tmp_path / "run", save={"every": 0}), reporter=Stops("rl", 3))
     found = RunFolder.open(tmp_path / "run").latest()
@@ -193,7 +193,7 @@ def command(tmp_path: Path, settings: Recipe) -> tuple[list[str], dict[str, str]
 
 
 def start_and_signal(tmp_path: Path, settings: Recipe, number: int) -> int:
-    """Start a run in a process of its own, send it a signal in the middle of the rl phase; its exit code."""
+    """Start a run in a separate process and send it a signal in the middle of the rl phase; its exit code."""
     words, environment = command(tmp_path, settings)
     lines = Path(settings.run_dir) / "metrics.jsonl"
     with Forked(*words, env=environment) as process:
@@ -213,7 +213,7 @@ def test_kill_9_and_resume_by_command(tmp_path: Path) -> None:
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "straight")
 
 
-def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_run_and_says_so(tmp_path: Path) -> None:
     settings = recipe(tmp_path / "run", steps=400, save={"every": 0})
     assert start_and_signal(tmp_path, settings, signal.SIGINT) == 130
     found = RunFolder.open(tmp_path / "run").latest()
@@ -239,7 +239,8 @@ def test_a_full_disk_is_one_clear_error_and_earlier_checkpoints_stay(
 
 
 def _on_a_full_disk(checkpoint: Callable[..., None], limit: int) -> Callable[..., None]:
-    """Checkpoints while no file may grow beyond `limit` bytes, from rl step 4 on: weights or optimizer do not fit."""
+    """Checkpoints while no file may grow beyond `limit` bytes, from rl step 4 on: weights or optimizer state do not
+    fit."""
 
     def save(self: TrainingRun, *args: Any) -> None:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Trackers: what is logged arrives, missing stays missing, a missing package is one clear line."""
+"""Trackers: logged values arrive, missing stays missing, a missing package is one clear line."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_wandb_offline_writes_into_the_run_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("WANDB_SILENT", "true")
     (tracker,) = make_trackers(["wandb"], tmp_path, RECIPE)
     tracker.log(2, {"reward/mean": 0.25})
-    tracker.log(1, {"reward/mean": 0.5})  # a step that goes back must not be an error
+    tracker.log(1, {"reward/mean": 0.5})  # a step number that goes back must not be an error
     tracker.finish()
     written = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(written) == 1
     assert run_id(tmp_path) in written[0].name
-    # wandb's own process may write a moment after `finish` has returned.
+    # wandb's own process may still write after `finish` has returned.
     wait_until(lambda: b"reward/mean" in written[0].read_bytes())
 
 
@@ -100,7 +100,7 @@ def test_hosted_trackers_get_recipe_name_and_present_values(
     assert recorder.finished
 
 
-def test_a_refusal_of_wandb_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_wandb_at_the_start_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub(monkeypatch, "wandb")
 
     def refuse(**options: Any) -> None:
@@ -141,7 +141,7 @@ def test_the_module_imports_neither_torch_nor_any_tracker() -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> None:
+def test_a_failing_tracker_is_reported_once_and_ends_no_run(tmp_path: Path) -> None:
 
     from upshot.config.recipe import CreditConfig
     from upshot.run.writer import Writer
@@ -168,7 +168,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_no_run(tmp_path: Path) -> No
     assert len(said) == 1 and "tracker Full failed" in said[0] and "No space left" in said[0]
 
 
-def test_numbers_of_numpy_arrive_and_what_is_no_finite_number_does_not() -> None:
+def test_numpy_numbers_arrive_and_non_finite_ones_do_not() -> None:
     from upshot.config.recipe import CreditConfig
     from upshot.run.writer import Writer
 

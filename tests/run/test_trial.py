@@ -1,4 +1,4 @@
-"""What a dry run finds out by a played row, and what it says of tokens and money."""
+"""What a dry run finds by playing one row, and its estimate of tokens and cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_metric_that_fails_is_named_with_file_and_line(
     assert "metric 'odd' fails on a trial row" in told and "(odd_metric.py, line 2)" in told
 
 
-def test_a_good_recipe_passes_its_trial_and_what_cannot_be_tried_is_said() -> None:
+def test_a_good_recipe_passes_its_trial_and_untested_parts_are_named() -> None:
     assert list(try_out(load_recipe("quickstart", SMALL).recipe)) == []
     local = load_recipe("quickstart", [*SMALL, "models.judge=smollm2-135m"]).recipe
     [note] = try_out(local)
@@ -62,7 +62,7 @@ def test_positions_beyond_the_models_are_refused(capsys: pytest.CaptureFixture[s
         ("grpo", "qa.jsonl", '{"question": "what is 1 + 1?", "answer": "2"}'),
     ],
 )
-def test_the_plain_recipes_take_a_file_of_ones_own(
+def test_the_plain_recipes_accept_a_users_own_file(
     recipe: str,
     file: str,
     line: str,

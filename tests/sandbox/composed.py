@@ -1,6 +1,6 @@
-"""Test expressions composed at random around a call, against programs that bend what they find: none may pass.
+"""Test expressions composed at random around a call, with programs that tamper with builtins: none may pass.
 
-python -m tests.sandbox.composed 500    # so many, each program in a process of its own
+python -m tests.sandbox.composed 500    # this many, each program in a separate process
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lines(list[dict[str, Any]]):
 
 
 def judged(other_end: Callable[[socket.socket], None], test: str) -> TestResult:
-    """The verdict of the judge, in this process, on a program at the other end of a wire."""
+    """The verdict of the judge, running in this process, on a program at the other end of a connection."""
     ours, theirs = socket.socketpair()
     party = threading.Thread(target=other_end, args=(theirs,))
     party.start()
@@ -37,18 +37,20 @@ def judged(other_end: Callable[[socket.socket], None], test: str) -> TestResult:
     ours.shutdown(socket.SHUT_RDWR)
     ours.close()
     party.join()
-    # The plain look is the program's own word: of a liar, that all is well.
+    # The plain check reports the program's own claim; a liar claims that everything passed.
     return of_judged([TestResult(Outcome.PASSED)], Remains(lines=lines))[0]
 
 
 def serving_apart(source: str) -> Callable[[socket.socket], None]:
-    """A program in a process of its own, where it may bend what it finds."""
+    """A program in a separate process, where it may tamper with builtins."""
 
     def serve(end: socket.socket) -> None:
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
-                os.dup2(end.fileno(), 3)  # and no other end of the wire, or nobody sees that the judge hangs up
+                os.dup2(
+                    end.fileno(), 3
+                )  # and no other end of the connection, or nobody notices that the judge hangs up
                 os.closerange(4, 1024)
                 remote.serve({"program": source}, None, 3)  # type: ignore[arg-type]
             os._exit(0)
@@ -59,7 +61,7 @@ def serving_apart(source: str) -> Callable[[socket.socket], None]:
 
 
 def main(count: int) -> int:
-    """Judge so many; print the first that passes."""
+    """Judge this many; print the first that passes."""
     import numpy  # noqa: F401 (here, not in every fork)
 
     dice = random.Random(20261117)

@@ -16,11 +16,11 @@ from upshot.sandbox import Limits, Sandbox
 
 T = TypeVar("T")
 QUICK = Limits(cpu_seconds=1.5 * slower(), wall_seconds=patience(6), memory_mb=256, output_kb=256)
-"""Ten times what an honest program of these tests takes: beside others a second of CPU does a third of the work."""
+"""Ten times what an honest program of these tests needs: under load, a second of CPU does a third of the work."""
 
 
 class Box:
-    """A sandbox and the loop it lives in."""
+    """A sandbox and its event loop."""
 
     def __init__(self, **options: Any) -> None:
         self.loop = asyncio.new_event_loop()
@@ -38,7 +38,7 @@ class Box:
         self.loop.close()
 
     def strangers(self) -> list[str]:
-        """Processes of programs still alive: those with a slot's user id."""
+        """Processes of programs that are still alive: those with a slot's user id."""
         base = self.sandbox.layers.uid_base if self.sandbox.layers else None
         if base is None:
             return []
@@ -53,12 +53,12 @@ class Box:
 
 
 def soon(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
-    """Whether a condition comes true."""
+    """Whether a condition becomes true."""
     return bool(wait_until(condition, seconds, 0.05))
 
 
 def make_box(**options: Any) -> Box:
-    """A box, or a skip with the reason where this machine lacks a layer."""
+    """A box, or a skip with the reason if this machine lacks a layer."""
     box = Box(**options)
     try:
         box(box.sandbox.start())

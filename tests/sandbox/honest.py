@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the tests are one line each)
-"""Honest programs with honest tests, in the shapes of the public sets: all of them pass plainly, none may get a 0."""
+"""Honest programs with honest tests, in the forms of the public sets: all pass the plain check, none may get a 0."""
 
 from __future__ import annotations
 

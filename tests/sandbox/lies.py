@@ -1,5 +1,6 @@
 # ruff: noqa: E501, SIM905 (the tests are one line each)
-"""Seeded random lies for the judge: messages on its channel, and programs whose objects answer whatever suits them."""
+"""Seeded random lies for the judge: messages on its channel, and programs whose objects answer whatever is
+convenient."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ EXCEPTIONS = (
 
 
 def value(dice: random.Random, depth: int = 0) -> Any:
-    """Something a program might send for a value; never the answer."""
+    """Something a program might send as a value; never the right answer."""
     pick = dice.randrange(12 if depth < 3 else 7)
     if pick < 7:
         scalars = (None, True, False, 0, 0.0, -1, float("nan"), 1e308, "", "x", "sNaN", "<i8", "\ud800", 1 << 62)
@@ -108,7 +109,7 @@ def message(dice: random.Random) -> bytes:
 
 
 def framed(body: Any) -> bytes:
-    """A message as it goes over the wire."""
+    """A message as it is sent over the connection."""
     return json.dumps(body).encode() + b"\n"
 
 
@@ -144,7 +145,7 @@ def program(dice: random.Random) -> str:
     return "\n".join(lines)
 
 
-# Test expressions put together by chance, none that empty data would meet, too (`np.allclose([], 3)` is true): something is computed around a call, then compared with what is expected.
+# Random test expressions that empty data would not satisfy (`np.allclose([], 3)` is true): something is computed around a call, then compared with what is expected.
 AROUND = (
     "{}", "abs({})", "round({})", "float({})", "int({})", "sum([{}])", "max([{}])", "sorted([{}])[0]", "[{}][0]",
     "({},)[-1]", "{{'a': {}}}['a']", "next(iter([{}]))", "{} + 0", "-(-{})", "(lambda r: r)({})", "math.floor({})",
@@ -193,7 +194,7 @@ PATCHES = (
 
 
 def expression_test(dice: random.Random) -> str:
-    """A test that only knowing the answer passes, put together of parts."""
+    """A test, composed at random, that only a program that knows the answer passes."""
     inner = dice.choice(("f(3)", "f(3)", "Solution().area(3)", "f('x')"))
     for _ in range(dice.randrange(3)):
         inner = dice.choice(AROUND).format(inner)
@@ -203,5 +204,5 @@ def expression_test(dice: random.Random) -> str:
 
 
 def patched_program(dice: random.Random) -> str:
-    """A lying program that has also bent what it finds."""
+    """A lying program that has also tampered with builtins."""
     return "\n".join([*dice.sample(PATCHES, dice.randrange(3)), program(dice)])

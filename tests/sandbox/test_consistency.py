@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Objects that say one thing to one line of a test and another to the next; and honest ones that must not suffer for it."""
+"""Objects that give one line of a test one answer and the next line another; honest ones must not suffer for it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SUPPRESSES = (
         (CHANGES, "r = f(10)\nassert {2, 3, 5, 7} <= set(r)\nassert not any(x in r for x in (1, 4, 6, 8, 9))"),
     ],
 )  # fmt: skip
-def test_an_object_holds_the_same_every_time_it_is_looked_at(program: str, test: str, box: Any) -> None:
+def test_an_object_has_the_same_content_every_time_it_is_read(program: str, test: str, box: Any) -> None:
     assert box(box.sandbox.test_program(program, [test]))[0].outcome is Outcome.UNCONFIRMED
 
 
-def test_an_assert_that_fails_in_a_callback_passes_nothing_whoever_catches_it(box: Any) -> None:
+def test_an_assert_that_fails_in_a_callback_fails_even_if_it_is_caught(box: Any) -> None:
     test = "def on(x):\n    assert x in (1, 2, 3)\neach([1, 2, 3], on)"
     assert box(box.sandbox.test_program(SWALLOWS, [test]))[0].outcome is Outcome.UNCONFIRMED
     honest = "def each(xs, g):\n    for x in xs: g(x)"
@@ -44,7 +44,8 @@ def test_an_assert_that_fails_in_a_callback_passes_nothing_whoever_catches_it(bo
 
 
 def test_a_context_manager_of_the_program_swallows_no_failed_assert(box: Any) -> None:
-    """Nor is it convicted: what a program's own context manager makes of an exception is its own matter."""
+    """It is not judged a liar either: what a program's own context manager does with an exception is its own
+    business."""
     [result] = box(box.sandbox.test_program(SUPPRESSES, ["with R():\n    assert f(1) == 7 * 1"]))
     assert result.outcome is Outcome.UNCONFIRMED
 
@@ -52,7 +53,9 @@ def test_a_context_manager_of_the_program_swallows_no_failed_assert(box: Any) ->
 @pytest.mark.parametrize(
     "test", ["r = f(3)\nif isinstance(r, list):\n    assert r == [1]", "for x in f(3).args[1:]:\n    assert x == 1"]
 )
-def test_an_exception_class_for_a_function_is_no_invalid_test_and_no_pass(test: str, box: Any) -> None:
+def test_an_exception_class_in_place_of_a_function_neither_passes_nor_makes_the_test_invalid(
+    test: str, box: Any
+) -> None:
     result = box(box.sandbox.test_program("class f(Exception): pass", [test]))[0]
     assert not result.passed and result.outcome is not Outcome.INVALID_TEST, result
 
@@ -109,7 +112,7 @@ def test_honest_habits_pass(test: str, box: Any) -> None:
     assert result.outcome is Outcome.PASSED, result
 
 
-def test_a_type_is_no_data(box: Any) -> None:
+def test_a_type_does_not_count_as_data(box: Any) -> None:
     program = "KEPT = [1]\ndef f(x): return KEPT if x else type(x)"
     tests = ["def test_a():\n    list = f(1)\n    assert f(1) is list", "assert f(0) is int", "assert f(0) is str"]
     found = [result.outcome for result in box(box.sandbox.test_program(program, tests))]
@@ -133,7 +136,7 @@ def test_a_type_is_no_data(box: Any) -> None:
         "class N:\n    def __init__(self): self.items = []\nn = N()\nassert append(n, 3) == 2 and n.items == [3, 3]",
     ],
 )  # fmt: skip
-def test_habits_that_no_data_can_tell_of_are_unconfirmed(test: str, box: Any) -> None:
+def test_properties_that_data_cannot_show_are_unconfirmed(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test], Limits(cpu_seconds=4)))[0]
     assert result.outcome is Outcome.UNCONFIRMED, result
 
@@ -160,12 +163,12 @@ def test_tables_are_unconfirmed(test: str, box: Any) -> None:
         "import io, sys\nold, sys.stdout = sys.stdout, io.StringIO()\nf()\ngot, sys.stdout = sys.stdout.getvalue(), old\nassert got == 'hi'",
     ],
 )
-def test_a_test_that_listens_to_what_is_printed_is_not_for_a_judge(test: str, box: Any) -> None:
+def test_a_test_that_captures_output_is_not_judged(test: str, box: Any) -> None:
     assert box(box.sandbox.test_program("def f(): print('hi', end='')", [test]))[0].outcome is Outcome.UNCONFIRMED
     assert box(box.sandbox.test_program("def f(): print('ho', end='')", [test]))[0].outcome is Outcome.WRONG
 
 
-def test_a_result_line_beyond_its_limit_is_no_crash() -> None:
+def test_a_result_line_beyond_its_limit_does_not_crash_the_judge() -> None:
     assert of_plain(1, Remains(lines=[{"big": 3}]))[0].outcome is Outcome.ERROR
     assert of_judged([TestResult(Outcome.PASSED)], Remains(lines=[{"big": 3}]))[0].outcome is Outcome.UNCONFIRMED
 

@@ -1,4 +1,4 @@
-"""Many at once, and many bytes: what one asks for or writes leaves the others their place and their time."""
+"""Many requests and many bytes at once: what one asks for or writes does not slow down or displace the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from upshot.sandbox.asserts.verdict import Remains
 from upshot.sandbox.local.sessions import LocalSession
 
 
-def test_a_cancelled_wait_leaves_the_queue() -> None:
+def test_a_cancelled_request_leaves_the_queue() -> None:
     async def scenario() -> None:
         async with Sandbox(slots=1, queue=1) as sandbox:
             running = asyncio.create_task(sandbox.run("import time; time.sleep(2)"))
@@ -37,7 +37,7 @@ def test_a_cancelled_wait_leaves_the_queue() -> None:
     asyncio.run(scenario())
 
 
-def test_sessions_opened_at_once_do_not_pass_the_ceiling() -> None:
+def test_sessions_opened_at_once_stay_within_the_limit() -> None:
     async def scenario() -> None:
         async with Sandbox(slots=1, max_sessions=2) as sandbox:
             opened = await asyncio.gather(*(sandbox.session() for _ in range(5)), return_exceptions=True)
@@ -52,7 +52,7 @@ def test_sessions_opened_at_once_do_not_pass_the_ceiling() -> None:
     asyncio.run(scenario())
 
 
-def test_half_a_surrogate_pair_in_an_input_is_the_programs_to_deal_with(box: Any) -> None:
+def test_half_a_surrogate_pair_in_an_input_reaches_the_program(box: Any) -> None:
     program = "import sys\nprint(len(sys.stdin.buffer.read()))"
     assert box(box.sandbox.run(program, stdin="\ud800")).stdout == "3\n"
     assert box(box.sandbox.test_stdio(program, [StdioTest("\ud800", "3")]))[0].passed
@@ -65,7 +65,7 @@ def test_a_program_may_read_dev_stdin_as_contests_have_it(path: str, box: Any) -
 
 
 def test_an_output_as_long_as_the_expected_one_is_not_cut(box: Any) -> None:
-    """The cap on output is against floods; what is expected must fit, and a flood beyond it is cut still."""
+    """The cap on output is against floods; expected output of any length fits, and a flood beyond it is still cut."""
     long = "x" * (3 << 20)
     limits = Limits(output_kb=64)
     for program, passed in ((f"print('x' * {len(long)})", True), (f"print('x' * {4 * len(long)})", False)):
@@ -74,7 +74,7 @@ def test_an_output_as_long_as_the_expected_one_is_not_cut(box: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["zz", ["a"], 1, None])
-def test_lines_about_files_nobody_asked_for_cost_a_look_each(name: Any) -> None:
+def test_lines_about_unrequested_files_are_skipped_cheaply(name: Any) -> None:
     class Counted(str):
         looks = 0
 
@@ -91,7 +91,8 @@ def test_lines_about_files_nobody_asked_for_cost_a_look_each(name: Any) -> None:
 
 
 def _by_lines(text: str, drawn: bool) -> list[Any]:
-    """What counts of an output, said plainly: the words of its filled lines, or the lines where blanks draw."""
+    """How an output is compared, written plainly: the words of its non-empty lines, or the lines themselves if blanks
+    are a drawing."""
     lines = [line.rstrip() for line in text.split("\n")]
     filled = [index for index, line in enumerate(lines) if line]
     kept = lines[filled[0] : filled[-1] + 1] if filled else []
@@ -103,7 +104,7 @@ _OUTPUTS = st.text(" \n\t\rab", max_size=8)
 
 @given(_OUTPUTS, _OUTPUTS)
 @example("a", " \ra")
-def test_outputs_are_the_same_where_their_lines_are(actual: str, expected: str) -> None:
+def test_outputs_are_equal_if_their_lines_are(actual: str, expected: str) -> None:
     lines = [line.rstrip() for line in expected.split("\n")]
     drawn = any(line[:1] in (" ", "\t") or re.search(r"\S[ \t]{2,}\S", line) for line in lines if line)
     assert verdict.same_output(actual, expected) == (_by_lines(actual, drawn) == _by_lines(expected, drawn))
@@ -131,10 +132,10 @@ def test_numbers_and_blanks_are_compared_as_contests_do(printed: str, expected: 
     assert verdict.same_output(printed, expected) is same
 
 
-def test_millions_of_lines_are_not_split_to_be_told_from_one() -> None:
+def test_millions_of_lines_are_not_split_to_compare_them_with_one() -> None:
     tracemalloc.start()
     assert not verdict.same_output("x\n" * 1_000_000, "x")
     assert verdict.same_output("\n" * 1_000_000 + "x", "x")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 10 << 20  # a list of a million lines would take more than 50 MB
+    assert most < 10 << 20  # a list of a million lines would need more than 50 MB

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Programs that fail and try to earn more than a failure does; and tests of honest programs that got less than they should."""
+"""Programs that fail and try to earn more than a failure, and honest programs that once got less than they should."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIE = "class Lie:\n    def __eq__(self, o): return True\n    def __sub__(self, o
 
 
 def scores(box: Any, reference: str, tests: list[str], *programs: str) -> list[Score]:
-    """What programs get on a row with this reference."""
+    """The scores of programs on a row with this reference."""
 
     async def run() -> list[Score]:
         verifier = verifiers.create("code", {"cpu_seconds": 3.0}, sandbox=box.sandbox)
@@ -55,7 +55,7 @@ def test_a_dodge_earns_what_an_honest_failure_earns(name: str, box: Any) -> None
     assert [reference.value, honest.value, dodge.value] == [1, 0, 0], dodge
 
 
-def test_no_program_makes_a_row_look_as_if_it_checked_nothing(box: Any) -> None:
+def test_no_program_can_make_a_row_look_untestable(box: Any) -> None:
     test = "if 'area' in globals():\n    assert abs(area(3) - 28.27433385) < 1e-4"
     reference, dodge = scores(box, AREA, [test], AREA, "def other(r): return 0")
     assert [reference.value, dodge.value] == [1, 0], dodge
@@ -66,7 +66,7 @@ def test_no_program_makes_a_row_look_as_if_it_checked_nothing(box: Any) -> None:
 @pytest.mark.parametrize(
     "limit", ["resource.setrlimit(resource.RLIMIT_CPU, (1, 1))", "resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))"]
 )
-def test_no_program_is_killed_as_the_host_would_kill_it(limit: str, box: Any) -> None:
+def test_no_program_can_fake_being_killed_by_the_host(limit: str, box: Any) -> None:
     program = f"import resource\ndef f():\n    {limit}\n    while True: pass\ndef g(): return resource.getrlimit(resource.RLIMIT_CPU)[0] > 0"
     found = [result.outcome for result in box(box.sandbox.test_program(program, ["assert f() == 1", "assert g()"]))]
     assert found == [Outcome.ERROR, Outcome.PASSED]
@@ -77,7 +77,7 @@ UNITTEST = (
 )
 
 
-def test_a_skipped_case_is_not_passed(box: Any) -> None:
+def test_a_skipped_case_does_not_pass(box: Any) -> None:
     for skipping in ("import unittest\ndef area(r): raise unittest.SkipTest", "import unittest\nunittest.TestCase.setUp = lambda self: self.skipTest('no')\ndef area(r): return 0"):  # fmt: skip
         (result,) = box(box.sandbox.test_program(skipping, [UNITTEST]))
         assert result.value == 0, result
@@ -107,7 +107,7 @@ def test_a_program_that_empties_its_arguments_is_judged_by_the_original_ones(
     assert [score.value for score in scores(box, reference, [test], reference, liar)] == [1, 0]
 
 
-def test_a_reference_that_changes_its_arguments_is_believed(box: Any) -> None:
+def test_a_reference_may_change_its_arguments(box: Any) -> None:
     test = "xs = [3, 1, 2]\nf(xs)\nassert xs == [1, 2, 3]"
     other = "def f(xs):\n    kept = sorted(xs)\n    xs.clear()\n    xs.extend(kept)"
     found = scores(box, "def f(xs): xs.sort()", [test], "def f(xs): xs.sort()", other, "def f(xs): xs.clear()")
@@ -125,7 +125,7 @@ EMPTY = [
 
 
 @pytest.mark.parametrize("program", EMPTY)
-def test_what_is_empty_is_not_close_to_anything(program: str, box: Any) -> None:
+def test_empty_data_is_not_close_to_anything(program: str, box: Any) -> None:
     pytest.importorskip("numpy")
     test = "import numpy as np\nassert np.all(np.isclose(f(1), [0.5]))"
     reference = "import numpy as np\ndef f(n): return np.array([0.5])"
@@ -205,7 +205,7 @@ def test_a_skip_inside_pytest_is_not_passed(box: Any) -> None:
     assert result.value == 0, result
 
 
-# What one run changes and another could read without a clock.
+# Something that one run changes and another could read without a clock.
 CHANNEL = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -230,7 +230,7 @@ def advise(): return os.posix_fadvise(library(), 0, 0, os.POSIX_FADV_DONTNEED)
 """
 
 
-def test_no_run_learns_without_a_clock_what_another_has_read(box: Any) -> None:
+def test_runs_cannot_signal_each_other_without_a_clock(box: Any) -> None:
     if box.sandbox.layers.namespaces is None:
         pytest.skip("without namespaces programs start no processes")
     from upshot.sandbox.inside.syscall_table import numbers
@@ -238,12 +238,12 @@ def test_no_run_learns_without_a_clock_what_another_has_read(box: Any) -> None:
     table = numbers()
     tests = [f"assert {name}() == 'refused'" for name in ("nowait", "usage", "children", "touch")]
     tests += [f"assert syscall({table[name]}, 0, 4096, 0, 0, 0) == 'refused'" for name in ("mincore", "cachestat")]
-    tests += ["assert advise() is None"]  # taken and not followed
+    tests += ["assert advise() is None"]  # taken but not followed
     results = box(box.sandbox.test_program(CHANNEL, tests))
     assert [result.outcome for result in results] == [Outcome.PASSED] * len(tests), results
 
 
-def test_a_run_that_the_host_kills_is_a_fault_of_the_sandbox(box: Any) -> None:
+def test_a_run_that_the_host_kills_is_a_sandbox_fault(box: Any) -> None:
     if box.sandbox.layers.namespaces is None:
         pytest.skip("without a PID namespace a program can send itself the same signal")
 
@@ -291,8 +291,8 @@ REPLIES = {
 }  # fmt: skip
 
 
-def test_a_policy_learns_the_right_program_of_a_class_row_and_none_that_fools_its_tests(box: Any) -> None:
-    """A tabular policy over four replies, our verdicts from the sandbox, our advantages."""
+def test_a_policy_learns_the_right_program_of_a_class_row_and_not_one_that_fools_its_tests(box: Any) -> None:
+    """A tabular policy over four replies, verdicts from the real sandbox, our advantages."""
     from tests.rewards.test_advantages import credits
     from upshot.rewards.advantages.grouped import estimator
 

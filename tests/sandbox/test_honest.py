@@ -1,4 +1,5 @@
-"""Honest programs fail no test: the judge confirms them, or not; the tests say how many it may leave unconfirmed."""
+"""Honest programs never get a 0: the judge confirms them or leaves them unconfirmed; the tests bound how many are
+unconfirmed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from upshot.sandbox import Limits, Outcome
 from upshot.sandbox.outcome import TestResult
 
 UNCONFIRMED = {FUNCTION_TESTS[0]: 22, CLASS_TESTS[0]: 35, LINKED_TESTS[0]: 8, NUMERIC_TESTS[0]: 4}
-"""At most this many of each kind may be unconfirmed; by the first test of the kind."""
+"""At most this many of each kind may be unconfirmed; keyed by the first test of the kind."""
 
 
 async def _decide_all(sandbox: Any) -> list[TestResult]:

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Programs that want out, or want a pass they did not earn; each with what must happen, and the sandbox whole after it."""
+"""Programs that try to break out or to pass undeservedly, each with what must happen; the sandbox must stay intact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\ndef answer():\n
 
 @dataclass(frozen=True)
 class Case:
-    """A program, its tests (by default it must return 8675309, which it does not know), and the outcomes allowed."""
+    """A program, its tests (by default it must return 8675309, which it does not know), and the allowed outcomes."""
 
     name: str
     program: str
@@ -40,7 +40,7 @@ def contained(name: str, program: str, *allowed: Outcome) -> Case:
 
 
 def idle(name: str, program: str) -> Case:
-    """A program that waits until its time is up: a shorter one, since it needs none of the processor."""
+    """A program that waits until its time is up; its limit is shorter, since it needs no CPU."""
     return Case(name, program, (TIMEOUT,), wall_seconds=patience(1.5))
 
 
@@ -422,7 +422,7 @@ def temptations() -> Any:
 
 
 def fill(program: str, temptations: dict[str, str]) -> str:
-    """Put the listeners' addresses in."""
+    """Insert the listeners' addresses."""
     return program.replace("int(PORT)", temptations["PORT"]).replace("NAME)", repr(temptations["NAME"]) + ")")
 
 
@@ -436,12 +436,12 @@ def test_a_hostile_program_is_contained(case: Case, box: Any, temptations: dict[
     limits = replace(QUICK, wall_seconds=case.wall_seconds)
     results = box(box.sandbox.test_program(fill(case.program, temptations), case.tests, limits=limits))
     outcomes = [result.outcome for result in results]
-    allowed = {*case.allowed, *([Outcome.UNCONFIRMED] if WRONG in case.allowed else [])}  # which is no pass either
+    allowed = {*case.allowed, *([Outcome.UNCONFIRMED] if WRONG in case.allowed else [])}  # which is not a pass either
     assert all(outcome in allowed for outcome in outcomes), results
     assert box.strangers() == []
     honest = box(box.sandbox.test_program(HONEST, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]))
     assert [result.outcome for result in honest] == [PASSED, WRONG]
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 8  # zygotes started meanwhile hold a socket each
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 8  # zygotes started in the meantime hold a socket each
 
 
 def test_a_run_does_not_see_another_runs_files(box: Any) -> None:
@@ -466,7 +466,7 @@ def test_stdio_expected_output_is_not_in_the_process(box: Any) -> None:
     assert results[0].outcome is not PASSED
 
 
-def test_many_hostile_programs_at_once_leave_honest_ones_right(box: Any) -> None:
+def test_many_hostile_programs_at_once_do_not_change_verdicts_on_honest_ones(box: Any) -> None:
     import asyncio
 
     async def storm() -> list[Any]:

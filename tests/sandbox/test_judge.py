@@ -1,5 +1,6 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""The judge believes data and nothing else: no message and no object makes a wrong program pass, honest ones still do."""
+"""The judge accepts only data as evidence: no message and no object makes a wrong program pass; honest ones still
+pass."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ PASSED, WRONG, ERROR, INVALID = Outcome.PASSED, Outcome.WRONG, Outcome.ERROR, Ou
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TestResult]:
-    """The judge in this process, with what it replaces put back afterwards."""
+    """The judge in this process; what it patches is restored afterwards."""
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(unittest, "main", unittest.main)
     return judged
 
 
 def silent(body: bytes) -> Callable[[socket.socket], None]:
-    """A program that only says what it has prepared."""
+    """A program that only sends what it has prepared."""
 
     def speak(end: socket.socket) -> None:
         with end, contextlib.suppress(OSError):
@@ -47,7 +48,7 @@ def silent(body: bytes) -> Callable[[socket.socket], None]:
 
 
 def serving(source: str) -> Callable[[socket.socket], None]:
-    """A program that is loaded and answers."""
+    """A program that is loaded and answers requests."""
 
     def serve(end: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -88,14 +89,14 @@ def test_five_hundred_composed_expressions_pass_no_lying_program() -> None:
 
 
 def forger(rows: list[Any], answer: Any) -> Callable[[socket.socket], None]:
-    """A program that supplies names nobody asked for and answers everything alike."""
+    """A program that supplies unrequested names and answers everything alike."""
     return silent(lies.framed({"ok": None}) + lies.framed({"ok": rows, "changed": []}) + lies.framed(answer) * 50)
 
 
 @pytest.mark.parametrize(
     "name", ["abs", "range", "zip", "enumerate", "math", "isclose", "__builtins__", "__import__", "unittest"]
 )
-def test_only_names_that_were_asked_for_are_bound(name: str, in_process: Any) -> None:
+def test_only_requested_names_are_bound(name: str, in_process: Any) -> None:
     rows = [["f", {"o": [1, "f"]}, None, ""], [name, {"o": [2, "f"]}, None, "math"]]
     for test in lies.WRONG_TESTS:
         for answer in ({"ok": 0.0, "changed": []}, {"ok": [], "changed": []}):
@@ -129,7 +130,7 @@ LYING = "class N:\n    def __sub__(self, o): return 0.0\n    def __lt__(self, o)
         ("def f(g):\n    return g.gi_frame.f_globals", "secret = 7\nassert f(x for x in 'a')['secret'] == secret"),
     ],
 )  # fmt: skip
-def test_an_object_of_the_program_is_no_evidence(program: str, test: str, box: Any) -> None:
+def test_an_object_of_the_program_is_not_evidence(program: str, test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(program, [test]))[0]
     assert result.outcome in (WRONG, ERROR, Outcome.UNCONFIRMED), result
 
@@ -236,7 +237,7 @@ def test_what_data_does_not_show_leaves_an_honest_program_unconfirmed(test: str,
         "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(add(1, 2), 4)\nif __name__ == '__main__':\n    unittest.main(exit=False)",
     ],
 )
-def test_cases_that_nobody_calls_are_run(test: str, box: Any) -> None:
+def test_cases_that_are_only_defined_are_run(test: str, box: Any) -> None:
     assert box(box.sandbox.test_program("def add(a, b): return a + b", [test]))[0].outcome is WRONG
 
 
@@ -254,10 +255,10 @@ def test_cases_that_nobody_calls_are_run(test: str, box: Any) -> None:
         "import unittest\nclass T(unittest.TestCase):\n    def helper(self):\n        self.assertEqual(add(1, 2), 4)",
     ],
 )
-def test_a_test_that_can_tell_nothing_is_an_error_in_the_data(test: str, box: Any) -> None:
+def test_a_test_that_cannot_fail_is_an_error_in_the_data(test: str, box: Any) -> None:
     for program in ("def add(a, b): return a + b", "def add(a, b): raise ValueError", "x ="):
         result = box(box.sandbox.test_program(program, [test]))[0]
-        if "helper" in test or "False" in test:  # seen only by running it, so it is said of the reference alone
+        if "helper" in test or "False" in test:  # only seen by running it, so it is reported only for the reference
             assert result.outcome is (ERROR if program == "x =" else Outcome.UNCONFIRMED), result
         else:
             assert result.outcome is INVALID and result.value is None and result.detail, result

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Honest programs, written by hand, that compute in another way than the reference of their row: each must score 1."""
+"""Honest programs, written by hand, that compute in a different way from their row's reference: each must score 1."""
 
 from __future__ import annotations
 

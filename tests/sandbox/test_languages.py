@@ -1,4 +1,4 @@
-"""Programs in other languages than Python against tests: compiled once, run on every input, in the row's language."""
+"""Programs in languages other than Python: compiled once, run on every input, in the row's language."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_program_is_run_on_every_input_in_its_language(language: str, box: Any
     assert results[2].detail == "printed '4\\n'"
 
 
-def test_what_a_program_does_on_one_input_is_that_tests_outcome(box: Any) -> None:
+def test_each_input_has_its_own_outcome(box: Any) -> None:
     need("bash")
     program = (
         "read x\ncase $x in loop) while :; do :; done;; fail) echo no >&2; exit 3;; flood) yes;; "
@@ -62,7 +62,7 @@ def test_a_program_that_does_not_compile_fails_every_test_with_the_compilers_wor
     assert "it does not compile" in results[0].detail and "error:" in results[0].detail
 
 
-def test_a_language_that_is_not_here_is_no_programs_failure(box: Any) -> None:
+def test_a_language_that_is_not_installed_is_not_the_programs_failure(box: Any) -> None:
     for language, why in (("brainfuck", "is not known"), ("go", "is not installed here")):
         if language == "go" and not languages.find_obstacle("go"):
             continue
@@ -140,7 +140,7 @@ def test_a_row_of_a_published_set_is_scored_in_its_language(source: str, row: di
     assert score.reason == "bad_row" and "language 'ocaml' is not known" in score.why
 
 
-def test_rows_in_a_language_that_is_not_here_are_told_before_a_run() -> None:
+def test_rows_in_a_language_that_is_not_installed_are_reported_before_a_run() -> None:
     task = CodeStdio()
     rows = [Row(str(n), (), meta={"language": name}) for n, name in enumerate(("python", "bash", "ocaml", "ocaml"))]
     told = describe_languages(rows, task)
@@ -148,7 +148,7 @@ def test_rows_in_a_language_that_is_not_here_are_told_before_a_run() -> None:
     assert describe_languages(rows[:1], task) == ""
 
 
-def test_a_row_is_asked_for_in_its_language() -> None:
+def test_the_prompt_of_a_row_names_its_language() -> None:
     asked = CodeStdio().parse(
         {"question": "Add.", "language": "c++", "ground_truth": [{"input": "1 2", "output": "3"}]}
     )

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""The layers: real root, an ordinary user, a machine without namespaces; what is missing is said or refused."""
+"""The isolation layers for real root, an ordinary user and a machine without namespaces; missing ones are reported or
+refused."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ AGAINST_OTHERS = {
 
 
 def drive(python: str, uid: int | None, task: list[Any], driver: str = DRIVER) -> dict[str, Any]:
-    """Run a driver in a process of its own, as another user if asked."""
+    """Run a driver in a separate process, as another user if asked to."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
     extra: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
     done = subprocess.run(
@@ -127,7 +128,7 @@ def drive(python: str, uid: int | None, task: list[Any], driver: str = DRIVER) -
 
 
 def python_for_others() -> str:
-    """An interpreter an ordinary user can start and that can read this package."""
+    """An interpreter that an ordinary user can start and that can read this package."""
     if os.getuid() != 0:
         return sys.executable
     for python in (sys.executable, "/usr/bin/python3"):
@@ -250,7 +251,7 @@ def test_without_namespaces_other_languages_are_refused(bare_box: Box) -> None:
         "for _ in range(1100):\n    os.mkdir('d')\n    os.chdir('d')",
     ],
 )
-def test_without_namespaces_a_mess_is_cleared_before_the_next_run(mess: str, bare_box: Box) -> None:
+def test_without_namespaces_leftovers_are_removed_before_the_next_run(mess: str, bare_box: Box) -> None:
     made = bare_box(bare_box.sandbox.run(f"import os\n{mess}", limits=Limits(cpu_seconds=10)))
     assert made.outcome is Outcome.PASSED, made
     for _ in range(2):
@@ -260,7 +261,7 @@ def test_without_namespaces_a_mess_is_cleared_before_the_next_run(mess: str, bar
 def test_without_namespaces_files_outside_keep_their_rights_times_and_content(bare_box: Box, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("x")
-    for folder in (tmp_path, *tmp_path.parents):  # for a run with a user of its own
+    for folder in (tmp_path, *tmp_path.parents):  # for a run that has a user id of its own
         if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
             folder.chmod(folder.stat().st_mode | 0o011)
     before = file.stat()
@@ -302,13 +303,13 @@ def test_an_unknown_layer_is_named() -> None:
         asyncio.run(start())
 
 
-def test_nothing_weaker_than_seccomp_and_a_file_wall_is_taken() -> None:
+def test_nothing_weaker_than_seccomp_and_file_isolation_is_accepted() -> None:
     for disable in ({"seccomp"}, {"namespaces", "landlock"}):
         with pytest.raises(UserError, match="isolates too little"):
             asyncio.run(Sandbox(slots=1, limits=QUICK, disable=disable).start())
 
 
-def test_a_v2_group_is_made_below_our_own_or_at_the_top_where_nothing_is_limited(tmp_path: Path) -> None:
+def test_a_v2_cgroup_is_created_below_our_own_or_at_the_top_if_nothing_is_limited(tmp_path: Path) -> None:
     from upshot.sandbox.local.cgroup import _v2_home
 
     own = tmp_path / "session.scope"
@@ -317,7 +318,7 @@ def test_a_v2_group_is_made_below_our_own_or_at_the_top_where_nothing_is_limited
     assert _v2_home(tmp_path, own) == tmp_path  # ours has no children with controllers
     (own / "memory.max").write_text("1000000")
     with pytest.raises(OSError):
-        _v2_home(tmp_path, own)  # at the top our own limit would be escaped
+        _v2_home(tmp_path, own)  # at the top, a run would escape our own limit
     (own / "cgroup.subtree_control").write_text("memory pids")
     assert _v2_home(tmp_path, own) == own
 
@@ -329,7 +330,7 @@ def test_the_filter_compiles_for_both_architectures(machine: str) -> None:
 
 
 def _decide(program: bytes, arch: int, number: int, *arguments: int) -> int:
-    """Run the filter as the kernel would."""
+    """Evaluate the filter as the kernel would."""
     import struct
 
     code = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
@@ -350,7 +351,7 @@ def _decide(program: bytes, arch: int, number: int, *arguments: int) -> int:
 
 
 @pytest.mark.parametrize(("machine", "table"), [("x86_64", X86_64), ("aarch64", AARCH64)])
-def test_the_filter_decides_every_call_as_its_lists_say(machine: str, table: dict[str, int]) -> None:
+def test_the_filter_decides_every_system_call_by_its_lists(machine: str, table: dict[str, int]) -> None:
     from upshot.sandbox.inside.syscall_table import ALLOWED, AUDIT_ARCH, FATAL, GUARDED
 
     program = seccomp.build(None, machine)

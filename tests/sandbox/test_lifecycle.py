@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Processes, descriptors, groups and files: nothing survives what it belongs to, and a lost zygote is replaced."""
+"""Processes, descriptors, cgroups and files: nothing outlives its owner, and a lost zygote is replaced."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those of them that still run."""
+    """Those that are still running."""
     left = set()
     for pid in pids:
         try:
@@ -93,7 +93,7 @@ def test_no_child_survives_a_killed_supervisor() -> None:
     assert soon(lambda: not alive(family)), alive(family)
 
 
-def test_what_a_killed_supervisor_left_is_swept_by_the_next() -> None:
+def test_leftovers_of_a_killed_supervisor_are_removed_by_the_next() -> None:
     if not probe().namespaces:
         pytest.skip("the program of this test forks, which only a PID namespace lets it do")
     script = SUPERVISOR.replace('print("running"', "print(box._workdir, *box._slots.cgroups.homes.values()")
@@ -179,7 +179,7 @@ def test_a_killed_template_is_replaced(box: Any) -> None:
     assert {result[0].outcome for result in results} == {PASSED}
 
 
-def test_a_cancelled_run_is_ended_and_the_slot_is_back(box: Any) -> None:
+def test_a_cancelled_run_is_ended_and_its_slot_is_free_again(box: Any) -> None:
     async def scenario() -> list[Any]:
         runs = [
             asyncio.create_task(box.sandbox.run("import time; time.sleep(99)", limits=Limits(cpu_seconds=60)))
@@ -196,7 +196,7 @@ def test_a_cancelled_run_is_ended_and_the_slot_is_back(box: Any) -> None:
     assert soon(lambda: box.strangers() == [])
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+def test_a_full_queue_says_when_to_retry() -> None:
     async def scenario() -> None:
         async with Sandbox(slots=1, queue=2) as sandbox:
             runs = [asyncio.create_task(sandbox.run("import time; time.sleep(2)")) for _ in range(3)]
@@ -209,7 +209,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     asyncio.run(scenario())
 
 
-def test_closing_turns_runs_under_way_and_waiting_into_faults() -> None:
+def test_closing_turns_running_and_waiting_runs_into_faults() -> None:
     async def scenario() -> list[Any]:
         async with Sandbox(slots=1) as sandbox:
             runs = [asyncio.create_task(sandbox.run("import time; time.sleep(30)")) for _ in range(3)]
@@ -247,7 +247,7 @@ def mixed(rng: random.Random) -> tuple[str, list[str], list[int]]:
 
 
 def _measure() -> tuple[int, int, int]:
-    """Descriptors, mounts and objects that this process holds; its memory is the allocator's business."""
+    """Descriptors, mounts and objects that this process holds; memory depends on the allocator and is not counted."""
     own = [module for name, module in sys.modules.items() if name.startswith("upshot.sandbox")]
     for one in {one for module in own for one in vars(module).values() if type(one) is functools._lru_cache_wrapper}:
         one.cache_clear()  # which is bounded
@@ -256,7 +256,7 @@ def _measure() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), mounts, len(gc.get_objects())
 
 
-def test_a_soak_of_mixed_programs_leaks_nothing_and_errs_nowhere() -> None:
+def test_a_soak_of_mixed_programs_leaks_nothing_and_gives_right_verdicts() -> None:
     rng = random.Random(5)
     others = descendants(os.getpid())
     wrong: list[Any] = []
@@ -274,7 +274,7 @@ def test_a_soak_of_mixed_programs_leaks_nothing_and_errs_nowhere() -> None:
 
             await asyncio.gather(*(one() for _ in range(60)))
             before = _measure()
-            for _ in range(max(1, SOAK // 60)):  # as many at once as before: their tasks are still there to be counted
+            for _ in range(max(1, SOAK // 60)):  # as many as before: their tasks still exist and are counted
                 await asyncio.gather(*(one() for _ in range(60)))
             after = _measure()
             family = descendants(os.getpid()) - others

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""What one run may use: time of all its processes, threads, processes; and what its output is compared with."""
+"""What a run may use: time of all its processes, threads, number of processes; and how output is compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOPS = "import os\nfor _ in range({count}):\n    if os.fork() == 0:\n        wh
 
 
 def needs_processes(box: Any) -> None:
-    """Skip where programs may not start processes."""
+    """Skip if programs may not start processes."""
     if box.sandbox.layers.namespaces is None:
         pytest.skip("only a PID namespace lets a program start processes")
 
@@ -63,7 +63,7 @@ def test_thirty_threads_fit_the_default_limits(box: Any) -> None:
     assert result.stdout == "all\n", result
 
 
-def test_the_count_of_processes_follows_the_run_also_where_memory_does_not(tmp_path: Path) -> None:
+def test_the_process_count_follows_the_run_even_where_memory_does_not(tmp_path: Path) -> None:
     for name in ("memory.max", "memory.events"):
         (tmp_path / name).touch()
     group = SlotGroup({"memory": tmp_path, "pids": tmp_path})
@@ -72,7 +72,7 @@ def test_the_count_of_processes_follows_the_run_also_where_memory_does_not(tmp_p
         assert (tmp_path / "pids.max").read_text() == str(processes + SLACK_PROCESSES)
 
 
-def test_a_run_without_a_user_of_its_own_is_not_charged_for_other_peoples_processes() -> None:
+def test_a_run_without_its_own_user_is_not_charged_for_other_processes() -> None:
     limits = {**Limits().as_request(), "base_bytes": 0}
 
     def bounds_processes(namespaces: str | None, uid: int | None) -> bool:
@@ -86,7 +86,7 @@ def test_a_run_without_a_user_of_its_own_is_not_charged_for_other_peoples_proces
 @pytest.mark.parametrize(
     ("mapped", "base"), [("0 100000 65536", 60_000), ("0 1000 1", None), ("0 0 1000\n1000 5 100", None)]
 )
-def test_user_ids_come_from_what_the_container_maps(
+def test_user_ids_come_from_the_range_that_the_container_maps(
     mapped: str, base: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from upshot.sandbox.local import layers
@@ -109,9 +109,7 @@ def test_user_ids_come_from_what_the_container_maps(
         ("1", "", False),
     ],
 )
-def test_output_is_compared_with_the_blanks_before_its_first_line(
-    printed: str, expected: str, same: bool, box: Any
-) -> None:
+def test_leading_blanks_of_the_output_are_compared(printed: str, expected: str, same: bool, box: Any) -> None:
     program = f"import sys\nsys.stdout.write({printed!r})"
     assert box(box.sandbox.test_stdio(program, [StdioTest("", expected)]))[0].passed is same
 
@@ -149,7 +147,7 @@ def test_without_namespaces_a_program_cannot_join_the_zygotes_group() -> None:
         box.close()
 
 
-def test_what_a_busy_machine_kept_from_a_run_extends_its_wall_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_a_busy_machine_took_from_a_run_extends_its_wall_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     child = subprocess.Popen(["sleep", "3600"])
     proc = cpu_time.open_proc()
     walls = SimpleNamespace(namespaces=None)
@@ -196,7 +194,7 @@ except OSError: print(held >> 20)
 
 @pytest.mark.parametrize("what", ["sockets", "pipes"])
 @pytest.mark.parametrize("disable", [{"cgroup"}, {"cgroup", "namespaces"}], ids=["namespaces", "none"])
-def test_what_lies_in_sockets_and_pipes_stays_small_where_no_cgroup_counts_it(what: str, disable: set[str]) -> None:
+def test_data_in_sockets_and_pipes_stays_small_if_no_cgroup_counts_it(what: str, disable: set[str]) -> None:
     box = make_box(disable=disable)
     try:
         result = box(
@@ -224,7 +222,7 @@ def f(): {then}
 
 
 @pytest.mark.parametrize("when", ["fill()", ""], ids=["at once", "when asked"])
-def test_a_program_that_forks_and_fills_memory_fails_and_is_no_fault(when: str, box: Any) -> None:
+def test_a_program_that_forks_and_fills_memory_fails_without_a_fault(when: str, box: Any) -> None:
     needs_processes(box)
     program = FORKS_AND_FILLS.format(when=when, then="fill()")
     limits = Limits(cpu_seconds=0.5, wall_seconds=patience(4), memory_mb=64)
@@ -234,7 +232,7 @@ def test_a_program_that_forks_and_fills_memory_fails_and_is_no_fault(when: str, 
 
 
 @pytest.mark.parametrize("walls", [True, False])
-def test_a_silent_zygote_is_a_timeout_where_the_program_was_running_and_a_fault_where_not(
+def test_a_silent_zygote_is_a_timeout_if_the_program_was_running_and_a_fault_if_not(
     walls: bool, box: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def say_nothing(self: Zygote, _: float) -> Any:

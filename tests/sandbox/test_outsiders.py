@@ -1,7 +1,7 @@
-"""Programs written to break the verdict: liars that pass plainly, and honest ones that a judge may misjudge.
+"""Programs written to break the verdict: liars that pass the plain check, and honest ones that a judge may misjudge.
 
-Files of cases under `outsiders/`: `#### name`, the program, `----`, its test (more of them behind further dashes). Left
-out are wrong programs that simply meet a weak test: no judge could tell.
+Files of cases are under `outsiders/`: `#### name`, the program, `----`, its test (further tests after further dashes).
+Wrong programs that merely pass a weak test are left out: no judge could tell.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load(name: str) -> list[tuple[str, str, list[str]]]:
 
 
 def outcomes_of(name: str, box: Any) -> dict[str, list[Outcome]]:
-    """What the sandbox says of every case."""
+    """The sandbox's outcome for every case."""
     cases = load(name)
 
     async def run() -> list[Any]:
@@ -44,7 +44,7 @@ def test_no_liar_passes(box: Any) -> None:
 
 
 def test_no_honest_program_is_convicted(box: Any) -> None:
-    """One that cannot be judged is unconfirmed, which a profile turns into a believed check."""
+    """A program that cannot be judged is unconfirmed, which a profile turns into a believed check."""
     found = outcomes_of("honest", box)
     fair = {Outcome.PASSED, Outcome.UNCONFIRMED}
     assert len(found) > 100
@@ -66,6 +66,6 @@ def kept():
 """
 
 
-def test_locks_on_files_that_all_runs_see_tell_no_other_run_and_programs_that_lock_still_work(box: Any) -> None:
+def test_file_locks_cannot_signal_other_runs_and_programs_that_lock_still_work(box: Any) -> None:
     tests = ["assert shared() == 'nobody is told'", "assert kept() == 3"]
     assert [one.outcome for one in box(box.sandbox.test_program(LOCKS, tests))] == [Outcome.PASSED] * 2

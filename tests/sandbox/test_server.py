@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""The HTTP API as a user meets it, and the clients that stand in for one another."""
+"""The HTTP API as a user meets it, and the interchangeable clients."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ START = "import sys; from upshot.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A port on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
 
 def start_server(*options: str, environment: dict[str, str] | None = None) -> tuple[subprocess.Popen[bytes], str]:
-    """`upshot sandbox` in a process of its own, once it answers."""
+    """`upshot sandbox` in a separate process, once it answers."""
     port = free_port()
     command = [sys.executable, "-c", START, "sandbox", "--port", str(port), "--slots", "4", *options]
     process = subprocess.Popen(
@@ -62,7 +62,7 @@ def start_server(*options: str, environment: dict[str, str] | None = None) -> tu
 
 
 def get(url: str, **options: Any) -> httpx.Response:
-    """One look, however long that takes."""
+    """One GET request without a time limit of its own."""
     return httpx.get(url, timeout=None, **options)
 
 
@@ -75,11 +75,11 @@ def server() -> Iterator[str]:
 
 
 def post(url: str, path: str, body: Any, **options: Any) -> httpx.Response:
-    """One request."""
+    """One POST request."""
     return httpx.post(url + path, json=body, timeout=None, **options)
 
 
-def test_the_three_examples_of_the_classmate_readme(server: str) -> None:
+def test_the_three_examples_of_the_classmate_readme_work(server: str) -> None:
     health = get(server + "/health").json()
     assert health["status"] == "healthy" and set(health["layers"]) == {
         "namespaces",
@@ -155,7 +155,7 @@ def test_other_languages_run_where_they_are_installed(language: str, code: str, 
     assert answer.json()["run_result"]["stdout"].strip() == "42", answer.json()
 
 
-def test_a_program_that_does_not_compile_says_so(server: str) -> None:
+def test_a_program_that_does_not_compile_is_reported_as_such(server: str) -> None:
     if "c" not in languages.list_installed():
         pytest.skip("no C compiler")
     answer = post(server, "/run_code", {"code": "int main( {", "language": "c"}).json()
@@ -257,7 +257,7 @@ def test_what_a_program_writes_on_the_result_channel_is_at_worst_its_own_failure
 def test_requests_whose_client_has_gone_are_dropped_from_queue_and_slot(server: str) -> None:
     async def scenario() -> None:
         async with httpx.AsyncClient(base_url=server, timeout=None, limits=httpx.Limits(max_connections=64)) as client:
-            # Where they went on, those in line before the last request would hold it up for longer than any limit.
+            # If they continued, the queue ahead of the last request would hold it up longer than any limit.
             body = {"code": "import time; time.sleep(290)", "limits": {"cpu_seconds": 290}}
             gone = [asyncio.create_task(client.post("/run", json=body)) for _ in range(10)]
             gone.append(asyncio.create_task(client.post("/run_code", json=body)))
@@ -278,9 +278,9 @@ def test_requests_whose_client_has_gone_are_dropped_from_queue_and_slot(server: 
     ("code", "status", "answer"),
     [("raise", 500, "internal error: ZeroDivisionError"), ("fault", 503, "sandbox_fault"), ("fine", 200, "Success")],
 )
-def test_a_bug_of_ours_and_a_fault_of_the_sandbox_have_a_status_and_a_line(code: str, status: int, answer: str) -> None:
+def test_a_bug_and_a_sandbox_fault_each_have_a_status_and_one_line(code: str, status: int, answer: str) -> None:
     class Faulty:
-        """A sandbox whose runs fail in the way their code says."""
+        """A sandbox whose runs fail as their code says."""
 
         limits = Limits()
 
@@ -323,7 +323,7 @@ def test_metrics_count_outcomes(server: str) -> None:
     assert 'upshot_sandbox_tests_total{outcome="wrong"}' in text and "upshot_sandbox_slots 4" in text
 
 
-def test_a_key_is_demanded_where_one_is_set() -> None:
+def test_a_key_is_required_if_one_is_set() -> None:
     process, url = start_server(environment={"UPSHOT_SANDBOX_KEY": "sesame"})
     try:
         body = {"program": ADD, "tests": ["assert add(1, 1) == 2"]}
@@ -384,7 +384,7 @@ def test_runners_are_interchangeable(spec: str, server: str) -> None:
             tests = ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]
             assert [r.value for r in await runner.test_program(ADD, tests, Limits(cpu_seconds=5))] == [1, 0]
             mixed = ["assert add(1, 2) == 3", "assert abs(add(1, 2) - 4) < 1e-6"]
-            confirmed = None if isinstance(runner, ScriptRunner) else 1  # who has no judge confirms nothing
+            confirmed = None if isinstance(runner, ScriptRunner) else 1  # a runner without a judge confirms nothing
             assert [r.value for r in await runner.test_program(ADD, mixed, Limits(cpu_seconds=5))] == [confirmed, 0]
             whole = ["assert abs(add(1, 2) - 3) < 1e-6"]
             assert [r.value for r in await runner.test_program(ADD, whole, Limits(cpu_seconds=5))] == [confirmed]
@@ -408,7 +408,7 @@ def test_runners_are_interchangeable(spec: str, server: str) -> None:
     asyncio.run(scenario())
 
 
-def test_an_unknown_session_has_ended(server: str) -> None:
+def test_an_unknown_session_is_reported_as_ended(server: str) -> None:
     answer = post(server, "/sessions/nobody", {"code": "1"}).json()
     assert answer["outcome"] == "error" and "has ended" in answer["detail"]
 
@@ -441,7 +441,7 @@ def test_an_unknown_spec_is_named(spec: str) -> None:
 
 
 class Broken(BaseHTTPRequestHandler):
-    """A server that fails in the way its path says."""
+    """A server that fails as its path says."""
 
     def do_POST(self) -> None:
         body = b'{"results": [1]}' if "short" in self.server.mood else b"oops"  # type: ignore[attr-defined]
@@ -455,7 +455,7 @@ class Broken(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("mood", ["broken", "short"])
-def test_a_failing_server_is_missing_not_zero(mood: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_server_makes_scores_missing_instead_of_zero(mood: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from upshot.sandbox.http import clients
 
     monkeypatch.setattr(clients, "RETRY", clients.RetryPolicy(retries=1, backoff_s=0.01))

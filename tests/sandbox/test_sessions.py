@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Python sessions: state from turn to turn, under the same walls and limits, gone when idle."""
+"""Python sessions: state is kept from turn to turn, under the same walls and limits, and dropped when idle."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_turn_that_will_not_stop_ends_the_session(box: Any) -> None:
     assert soon(lambda: box.strangers() == [])
 
 
-def test_a_process_that_dies_between_turns_ends_the_session_in_plain_words(box: Any) -> None:
+def test_a_process_that_dies_between_turns_ends_the_session_with_a_clear_message(box: Any) -> None:
     async def scenario() -> None:
         session = await box.sandbox.session()
         await session.turn("import threading, os; threading.Timer(0.05, os._exit, [0]).start()")
@@ -97,7 +97,7 @@ def test_simultaneous_turns_run_one_after_the_other(box: Any) -> None:
     box(scenario())
 
 
-def test_closing_a_session_ends_its_turn_in_plain_words(box: Any) -> None:
+def test_closing_a_session_ends_its_turn_with_a_clear_message(box: Any) -> None:
     async def scenario() -> None:
         session = await box.sandbox.session()
         turns = [asyncio.create_task(session.turn("import time; time.sleep(9)")) for _ in range(2)]
@@ -109,7 +109,7 @@ def test_closing_a_session_ends_its_turn_in_plain_words(box: Any) -> None:
     box(scenario())
 
 
-def test_a_turn_that_does_not_read_its_code_is_out_of_time(box: Any) -> None:
+def test_a_turn_that_does_not_read_its_code_times_out(box: Any) -> None:
     reply = "import os, json\nos.write(5, json.dumps({'error': None}).encode() + b'\\n')\nwhile True: pass"
 
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_an_idle_session_is_evicted() -> None:
     asyncio.run(scenario())
 
 
-def test_a_full_house_asks_to_come_back_and_forgotten_sessions_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_sandbox_says_when_to_retry_and_idle_sessions_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     from upshot.sandbox.local import pool
 
     async def scenario() -> None:

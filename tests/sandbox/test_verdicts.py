@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""The verdict is taken outside: splitting, carrying and comparing values, and the judge."""
+"""Verdicts are computed outside the sandbox: splitting tests, sending and comparing values, and the judge."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ VALUES = st.recursive(
 
 
 def carried(value: Any) -> Any:
-    """A value as it arrives: through JSON text."""
+    """A value after the trip through JSON text."""
     return json.loads(json.dumps(plain.encode(value)))
 
 
 def compared(value: Any, expected: Any) -> bool | None:
-    """What the supervisor makes of a value that the program's process sends, where that is expected."""
+    """The supervisor's result for a value that the program's process sends, if that is expected."""
     data = json.loads(json.dumps(plain.sort(plain.encode(value))))
     return holds(Check("f()", "eq", plain.sort(plain.encode(expected))), data)
 
 
 @given(VALUES)
 @settings(deadline=None, max_examples=200)
-def test_data_crosses_the_wall_unchanged(value: Any) -> None:
+def test_data_leaves_the_sandbox_unchanged(value: Any) -> None:
     assert plain.decode(carried(value), lambda *_: None) == value
     assert compared(value, value) is True
 
 
 @given(VALUES, VALUES)
 @settings(deadline=None, max_examples=300)
-def test_comparing_outside_is_pythons_equality_or_left_to_the_other_looks(value: Any, other: Any) -> None:
+def test_comparing_outside_gives_pythons_equality_or_leaves_it_to_the_other_checks(value: Any, other: Any) -> None:
     assert compared(value, other) in (value == other, None)
     has_tags = "{" in json.dumps([carried(value), carried(other)])
     assert has_tags or compared(value, other) is not None
@@ -98,7 +98,7 @@ def test_unequal_values_do_not_match(value: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [(frozenset({1}), {1}), ({1.0, 2}, {1, 2.0}), (2.0**64, 2**64)])
-def test_values_that_may_be_equal_in_another_form_are_left_to_the_other_looks(
+def test_values_that_may_be_equal_in_another_form_are_left_to_the_other_checks(
     value: Any, expected: Any, box: Any
 ) -> None:
     assert value == expected and compared(value, expected) is not False
@@ -108,7 +108,7 @@ def test_values_that_may_be_equal_in_another_form_are_left_to_the_other_looks(
 @pytest.mark.parametrize(
     "value", [OrderedDict(a=1), Counter("aab"), namedtuple("P", "x y")(1, 2), deque([1]), range(2), 1j, [object()]]
 )
-def test_what_is_more_than_a_literal_can_be_is_left_to_the_other_looks(value: Any) -> None:
+def test_values_that_literals_cannot_express_are_left_to_the_other_checks(value: Any) -> None:
     (check,) = split("assert f() == 3") or []
     assert holds(check, carried(value)) is None
 
@@ -177,7 +177,7 @@ def test_an_assert_that_would_show_the_expectation_goes_to_the_judge(test: str) 
     assert split(test) is None
 
 
-def test_a_result_nobody_can_read_is_an_error_not_a_crash() -> None:
+def test_an_unreadable_result_is_an_error_and_not_a_crash() -> None:
     checks = [split("assert f() == 1") or []]
     for data in (
         b"",
@@ -193,7 +193,7 @@ def test_a_result_nobody_can_read_is_an_error_not_a_crash() -> None:
         b"\xff",
     ):
         (result,) = of_calls(checks, Remains(lines=parse_lines(data)))
-        assert result is None or result.outcome in (ERROR, WRONG), data  # None: the other looks decide
+        assert result is None or result.outcome in (ERROR, WRONG), data  # None: left to the other checks
 
 
 @pytest.mark.parametrize(
@@ -224,18 +224,18 @@ def test_whatever_a_program_returns_is_at_worst_its_own_failure(value: str, test
     started = time.process_time()
     (result,) = of_calls(checks, Remains(lines=parse_lines(b'{"v":[' + value.encode() + b'],"t":0}')))
     assert result is None or result.value == 0 or test == "assert f()"
-    assert time.process_time() - started < patience(5)  # CPU seconds; what is quadratic takes minutes
+    assert time.process_time() - started < patience(5)  # CPU seconds; anything quadratic takes minutes
 
 
-def test_no_text_is_read_in_more_than_its_length() -> None:
+def test_every_text_is_read_in_linear_time() -> None:
     started = time.process_time()
     assert tier_of("\n" * 200_000 + "x") == tier_of(" " * 200_000) == "plain"
     assert split("assert f() == [" + "1, " * 1_000_000 + "]") is None
     assert split("assert f(" + "1 + " * 5_000 + "g(1)) == 1") is None
-    assert time.process_time() - started < patience(5)  # CPU seconds; what is quadratic takes minutes
+    assert time.process_time() - started < patience(5)  # CPU seconds; anything quadratic takes minutes
 
 
-def test_a_fault_is_missing_not_zero() -> None:
+def test_a_sandbox_fault_is_missing_instead_of_zero() -> None:
     results = of_calls([split("assert f() == 1") or []], Remains(fault="no zygote"))
     assert results[0].outcome is Outcome.SANDBOX_FAULT and results[0].value is None and results[0].detail == "no zygote"
 
@@ -344,7 +344,7 @@ def test_the_judge_passes_honest_programs(test: str, box: Any) -> None:
         "import random\nrandom.seed(0)\nassert third() > 0",
     ],
 )
-def test_what_copies_of_data_cannot_tell_is_unconfirmed(test: str, box: Any) -> None:
+def test_properties_that_copies_of_data_cannot_show_are_unconfirmed(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(JUDGED, [test]))[0]
     assert result.outcome is Outcome.UNCONFIRMED and result.value is None and result.detail, result
 
@@ -369,7 +369,7 @@ def test_state_is_shared_between_tests_of_one_program(box: Any) -> None:
     assert outcomes(box, JUDGED, tests) == [INVALID, INVALID, PASSED, PASSED]
 
 
-def test_outcomes_are_told_apart(box: Any) -> None:
+def test_outcomes_are_distinguished(box: Any) -> None:
     program = "import time\ndef f(x):\n    if x == 1: return 1\n    if x == 2: raise ValueError('two')\n    if x == 3: return bytearray(1 << 40)\n    while True: pass"
     tests = [f"assert f({x}) == 1" for x in (1, 2, 3, 4, 1)]
     results = box(box.sandbox.test_program(program, tests))
@@ -378,14 +378,14 @@ def test_outcomes_are_told_apart(box: Any) -> None:
     assert [r.value for r in results] == [1, 0, 0, 0, 0]
 
 
-def test_nested_results_are_compared_in_their_length() -> None:
+def test_nested_results_are_compared_in_linear_time() -> None:
     data: Any = ["x" * 4000] * 100
     for _ in range(190):
         data = {"t": [{"s": [data, 1]}, 2]}
     checks = [split("assert f() == 3") or []]
     started = time.process_time()
     assert of_calls(checks, Remains(lines=[{"v": [data], "t": 0}])) == [None]
-    assert time.process_time() - started < 0.25  # CPU seconds; with whole texts in one another it was six
+    assert time.process_time() - started < 0.25  # CPU seconds; it was six when whole texts were nested in each other
 
 
 def test_the_notes_on_tests_are_out_of_the_programs_reach(box: Any) -> None:
@@ -419,13 +419,13 @@ def color(): return Color.RED
     assert outcomes(box, program, tests) == [PASSED, Outcome.UNCONFIRMED, PASSED, PASSED]
 
 
-def test_a_doubt_that_a_test_catches_stays_a_doubt(box: Any) -> None:
+def test_a_doubt_raised_while_a_test_catches_exceptions_remains(box: Any) -> None:
     lying = "class E:\n    def __eq__(self, o): return True\ndef f(x): return E()"
     test = "try:\n    good = f(3) == 9\nexcept BaseException:\n    good = True\nxs = [1]\nxs.append(2)\nassert good"
     assert outcomes(box, lying, [test]) == [Outcome.UNCONFIRMED]
 
 
-def test_what_the_row_brings_along_is_the_judges_own(box: Any) -> None:
+def test_imports_and_helpers_of_the_row_belong_to_the_judge(box: Any) -> None:
     given = "def close(a, b):\n    return abs(a - b) < 1e-6\n"
     lying = given + "close = lambda a, b: True\ndef f(x): return 0"
     test = "assert close(f(3), 9)"
@@ -433,7 +433,7 @@ def test_what_the_row_brings_along_is_the_judges_own(box: Any) -> None:
     assert outcomes(box, given + "def f(x): return x * x", [test], given) == [PASSED]
 
 
-def test_a_program_that_draws_by_chance_is_the_same_in_both_looks(box: Any) -> None:
+def test_a_program_that_draws_random_numbers_is_the_same_in_both_checks(box: Any) -> None:
     program = "import random\ndef f(): return random.random()"
     test = "import collections\nassert f() != f() and collections.Counter([f() < 0.5])[True] in (0, 1)"
     assert outcomes(box, program, [test]) == [PASSED]
@@ -444,12 +444,12 @@ def test_a_program_that_does_not_load_fails_every_test(box: Any) -> None:
     assert [r.outcome for r in results] == [ERROR, ERROR] and "SyntaxError" in results[0].detail
 
 
-def test_imports_of_a_test_are_there_for_its_call(box: Any) -> None:
+def test_imports_of_a_test_are_available_to_its_call(box: Any) -> None:
     tests = ["import math\nassert f(math.floor(2.5)) == 2", "from math import ceil as up\nassert f(up(2.5)) == 4"]
     assert outcomes(box, "def f(x):\n    return x", tests) == [PASSED, WRONG]
 
 
-def test_no_tests_no_results(box: Any) -> None:
+def test_without_tests_there_are_no_results(box: Any) -> None:
     assert outcomes(box, "x = 1", []) == []
 
 
@@ -476,7 +476,7 @@ def test_no_tests_no_results(box: Any) -> None:
         "import tempfile\nwith tempfile.TemporaryFile('w+') as f:\n    f.write(input())\n    f.seek(0)\n    print(int(f.read()) + 1)",
     ],
 )
-def test_honest_programs_of_every_habit_pass(program: str, box: Any) -> None:
+def test_honest_programs_of_every_style_pass(program: str, box: Any) -> None:
     if "process" in program and box.sandbox.layers.namespaces is None:
         pytest.skip("without namespaces programs start no processes")
     results = box(
@@ -485,7 +485,7 @@ def test_honest_programs_of_every_habit_pass(program: str, box: Any) -> None:
     assert [r.outcome for r in results] == [PASSED, PASSED], results
 
 
-def test_stdio_outcomes(box: Any) -> None:
+def test_stdio_tests_have_the_right_outcomes(box: Any) -> None:
     async def one(program: str) -> Outcome:
         return (await box.sandbox.test_stdio(program, [StdioTest("1", "2")]))[0].outcome
 
@@ -535,7 +535,7 @@ def test_humaneval_references_pass_and_stubs_fail(box: Any) -> None:
         assert PASSED not in outcomes(box, problem.stub, list(problem.tests))[:1], problem.name
 
 
-def test_all_of_humaneval(box: Any) -> None:
+def test_all_humaneval_references_pass_and_stubs_fail(box: Any) -> None:
     path = os.environ.get("UPSHOT_HUMANEVAL")
     if not path:
         pytest.skip("set UPSHOT_HUMANEVAL to the public HumanEval.jsonl.gz")

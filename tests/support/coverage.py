@@ -1,4 +1,4 @@
-"""That credit names every sampled token once."""
+"""Checks that credit covers every sampled token exactly once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from upshot.rewards.credit import Credit
 
 
 def check(credit: Credit, mask: Sequence[int]) -> None:
-    """Every sampled token in exactly one span, no other token in any."""
+    """Every sampled token is in exactly one span, no other token in any."""
     covered = [0] * len(mask)
     for span in credit.spans:
         for position in range(span.start, span.stop):

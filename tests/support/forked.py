@@ -1,8 +1,8 @@
 """Processes for tests that need one, forked where PyTorch and transformers are already imported.
 
-A new interpreter takes ten seconds of CPU time to import them. So the process that runs the tests forks a server
-before its first test, when it has imported all test modules, computed nothing and started no thread of its own; the
-server forks what tests ask for. Not for what depends on a fresh interpreter: what is imported, how long that takes.
+A new interpreter takes ten seconds of CPU time to import them. So the process that runs the tests forks a server before
+its first test, when it has imported all test modules, computed nothing and started no thread; the server forks
+processes on request. Tests about a fresh interpreter (what is imported, how long that takes) must not use it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 cpu_s = 0.0
-"""CPU seconds of all that was forked for this process and has ended."""
+"""CPU seconds of all ended processes that were forked for this process."""
 _server: socket.socket | None = None
 _REQUEST_BYTES = 1 << 20
 
 
 def start_server() -> None:
-    """Fork the server. It ends with this process."""
+    """Fork the server, which ends with this process."""
     global _server
     _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     _server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
@@ -38,9 +38,9 @@ def start_server() -> None:
 
 
 def _serve(requests: socket.socket) -> NoReturn:
-    """Fork whatever is asked for, until nobody can ask any more."""
+    """Fork processes on request, until nobody can request any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for a process are waited for by nobody
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the helper processes that wait for the forked ones
     while True:
         message, files, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
         if not message:
@@ -52,7 +52,7 @@ def _serve(requests: socket.socket) -> NoReturn:
 
 
 def _wait_for_one(request: dict[str, Any], stdin: int, output: int, status: int) -> NoReturn:
-    """Fork the process, say its number, and at its end how it ended and what it took."""
+    """Fork the process and report its id; when it ends, report its exit status and CPU time."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if not pid:
@@ -67,7 +67,7 @@ def _wait_for_one(request: dict[str, Any], stdin: int, output: int, status: int)
 
 
 def _become(request: dict[str, Any], stdin: int, output: int) -> NoReturn:
-    """`python -m MODULE WORDS…`, as far as the module can see."""
+    """`python -m MODULE WORDS…`, as far as the module can tell."""
     code: Any = 1
     try:
         for number, file in enumerate((stdin, output, output)):
@@ -99,7 +99,7 @@ def _become(request: dict[str, Any], stdin: int, output: int) -> NoReturn:
 
 
 class Forked:
-    """A process that runs `python -m MODULE WORDS…`; what it says on either stream is read from `stdout`."""
+    """A process that runs `python -m MODULE WORDS…`; both of its output streams are read from `stdout`."""
 
     def __init__(self, *words: str, env: Mapping[str, str], cwd: Path | None = None) -> None:
         assert _server is not None, "pytest's process starts the server before the first test"
@@ -124,19 +124,19 @@ class Forked:
         os.close(self._status)
 
     def communicate(self) -> tuple[str, None]:
-        """All that it says until its end."""
+        """All its output until its end."""
         text = self.stdout.read()
         self.wait()
         return text, None
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Its exit code, if it has ended."""
         if self.returncode is None and select.select([self._status], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def wait(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its exit code."""
         global cpu_s
         if self.returncode is None:
             code, used = self._told().split()
@@ -144,16 +144,16 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send it a signal if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self.send_signal(signal.SIGKILL)
 
     def _told(self) -> str:
-        """A line of the process that waits for this one."""
+        """A line from the process that waits for this one."""
         line = b""
         while not line.endswith(b"\n"):
             more = os.read(self._status, 1)

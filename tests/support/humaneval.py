@@ -16,7 +16,7 @@ FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 @dataclass(frozen=True)
 class HumanEvalProblem:
-    """One problem: its parts as published, and its tests split where they can be."""
+    """One problem: its parts as published, and its tests split where possible."""
 
     name: str
     prompt: str
@@ -25,7 +25,7 @@ class HumanEvalProblem:
     tests: tuple[str, ...]
 
     def program(self, completion: str) -> str:
-        """The program that a completion makes of the prompt."""
+        """The program that a completion makes from the prompt."""
         return self.prompt + completion
 
     @property
@@ -35,7 +35,7 @@ class HumanEvalProblem:
 
     @property
     def given(self) -> str:
-        """What the prompt brings along: imports and helpers before the function to write."""
+        """The part of the prompt before the function: imports and helpers."""
         return self.prompt.split(f"def {self.entry_point}")[0]
 
     @property
@@ -61,7 +61,7 @@ def _problem(row: dict[str, str], where: str) -> HumanEvalProblem:
 
 
 def split_check(test: str, entry_point: str) -> tuple[str, ...]:
-    """The asserts of `check(candidate)` one by one; the whole of it as one test where it is more than asserts."""
+    """The asserts of `check(candidate)` one by one; if it contains anything else, the whole of it as one test."""
     whole = (f"{test}\ncheck({entry_point})",)
     tree = ast.parse(test)
     rest = [node for node in tree.body if not isinstance(node, ast.Assign)]

@@ -24,11 +24,11 @@ from typing import Any
 import pytest
 
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd")
-"""Files under /dev: CUDA, CUDA in WSL, ROCm. PyTorch would answer, too, but takes seconds to import."""
+"""Device files of CUDA, CUDA in WSL and ROCm. PyTorch could answer as well but takes seconds to import."""
 
 
 def choose_interpreter() -> None:
-    """Interpret kernels in this process and in those that it starts, unless there is a GPU or the user has chosen."""
+    """Use the interpreter in this process and its children, unless there is a GPU or the user has chosen."""
     has_gpu = any(any(Path("/dev").glob(device)) for device in DEVICES)
     if not has_gpu or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -36,7 +36,7 @@ def choose_interpreter() -> None:
 
 @cache
 def hasten_interpreter() -> None:
-    """Patch at the first launch only; skip the file that asks for it where there is no Triton."""
+    """Patch at the first launch only; do nothing if Triton is not installed."""
     pytest.importorskip("triton")
     from triton import knobs, language
     from triton.runtime import interpreter
@@ -44,7 +44,7 @@ def hasten_interpreter() -> None:
     if not knobs.runtime.interpret:
         return
     patch = interpreter._patch_lang
-    # Kernels name the language; Triton's own device functions (`tl.sum`) name its core.
+    # Kernels refer to the language; Triton's own device functions (`tl.sum`) refer to its core.
     sees_all = SimpleNamespace(__globals__={"tl": language, "core": language.core})
 
     interpreter._patch_attr = call_directly(language.core, interpreter.interpreter_semantic)
@@ -63,13 +63,13 @@ def hasten_interpreter() -> None:
     interpreter._get_np_dtype = by_name(interpreter._get_np_dtype)
     remember_types(language.core)
     remember_promotions(type(interpreter.interpreter_semantic))
-    # An overflow of integers is computed at every operation, and told only in a mode that is off.
+    # Integer overflow is computed at every operation but reported only in a mode that is off.
     options = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
 
 
 def by_name(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """NumPy's dtype of Triton's, looked up once; Triton builds a table for each value. Its types have no hash."""
+    """NumPy's dtype for Triton's, looked up once; Triton builds a table for each value. Its types are not hashable."""
     known: dict[str, Any] = {}
 
     def look_up(dtype: Any) -> Any:
@@ -81,7 +81,7 @@ def by_name(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def call_directly(core: Any, semantic: Any) -> Callable[..., None]:
-    """In place of `_patch_attr`: one call around a builtin of the language where Triton has two and copies keywords."""
+    """Replaces `_patch_attr`: one call around a builtin of the language; Triton makes two and copies keywords."""
 
     def function(_semantic: Any = None) -> None: ...
 
@@ -131,7 +131,7 @@ def remember_types(core: Any) -> None:
 
 
 def remember_promotions(semantic: Any) -> None:
-    """The type of a result by the types of its operands; operands of one shape need no broadcast."""
+    """The type of a result by the types of its operands; operands of equal shape need no broadcast."""
     broadcast, promote = semantic.broadcast_impl_value, semantic.computation_type_impl
     promoted: dict[tuple[Any, ...], Any] = {}
 

@@ -1,4 +1,4 @@
-"""What may be said to a thing that a recipe names: for tests that hold options and documents together."""
+"""Options of registered classes, for tests that compare options with documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upshot.config.registry import BUNDLE, parameters_of
 
 
 def option_types(thing: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters of a thing and their types, with the fields of those that are taken together."""
+    """The parameters of a class and their types, with the fields of grouped options."""
     named, hints, _ = parameters_of(thing)
     bundle = hints.get(BUNDLE) if BUNDLE in named else None
     inner = {} if bundle is None else typing.get_type_hints(bundle, include_extras=True)

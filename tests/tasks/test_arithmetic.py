@@ -1,4 +1,5 @@
-"""The made word problems: right by construction, split for good, in a closed vocabulary, flawed where meant."""
+"""Generated word problems: right by construction, disjoint splits, a closed vocabulary, mistakes only where
+intended."""
 
 import random
 from collections import Counter
@@ -28,7 +29,7 @@ def test_splits_are_disjoint_and_repeatable() -> None:
     assert all(len(set(own)) == 200 for own in found.values())
 
 
-def test_every_word_that_is_ever_said_is_in_the_vocabulary() -> None:
+def test_every_word_in_use_is_in_the_vocabulary() -> None:
     task = Gsm8k(file="arithmetic", limit=400, tell=True)
     known = set(task.vocabulary())
     said = [m.content for dialogue in task.dialogues("train") for m in dialogue]
@@ -36,7 +37,7 @@ def test_every_word_that_is_ever_said_is_in_the_vocabulary() -> None:
     assert {word for text in said for word in text.split()} <= known
 
 
-def test_demonstrations_are_partly_flawed_and_partly_heedless() -> None:
+def test_some_demonstrations_are_wrong_and_some_ignore_the_form() -> None:
     task = Gsm8k(file="arithmetic", limit=800)
     first = Counter(task.fault(dialogue[1].content) is None for dialogue in task.dialogues("train"))
     assert 0.2 < first[True] / first.total() < 0.4

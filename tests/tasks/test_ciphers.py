@@ -1,4 +1,4 @@
-"""Plain and coded thoughts: both lead to the right answer, only one of them can be read."""
+"""Plain and coded thoughts: both lead to the right answer, but only one of them is readable."""
 
 from upshot.core.thought import MARKERS
 from upshot.tasks.ciphers import Ciphers, thought, thoughtful
@@ -20,7 +20,7 @@ def test_demonstrations_think_in_the_code_in_the_given_share_and_answer_right() 
         assert said.strip() == task.answer_text(row)
 
 
-def test_a_coded_thought_holds_no_number_and_no_sign_of_the_plain_one() -> None:
+def test_a_coded_thought_contains_no_number_or_sign_of_the_plain_one() -> None:
     for problem in Ciphers(limit=200).problems("test"):
         plain, coded = thought(problem).split(), thought(problem, coded=True).split()
         assert len(plain) == len(coded)

@@ -1,4 +1,4 @@
-"""Environments from elsewhere: Gymnasium's form, MCP servers, verifiers."""
+"""Third-party environments: Gymnasium's interface, MCP servers, verifiers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from upshot.tasks.users.scripted import ScriptedUser
 
 
 class Countdown:
-    """Gymnasium's form: says a number, gives 1 for every step, ends at zero."""
+    """Gymnasium's interface: says a number, gives 1 for every step, ends at zero."""
 
     made: ClassVar[list[Countdown]] = []
 
@@ -60,7 +60,7 @@ class Countdown:
 
 
 class Remote:
-    """OpenEnv's form: awaited, and a result with fields."""
+    """OpenEnv's interface: awaited, and a result with fields."""
 
     async def reset(self, seed: int) -> Any:
         return SimpleNamespace(observation={"echo": ""}, reward=None, done=False)
@@ -77,7 +77,7 @@ def wrap(text: str) -> dict[str, str]:
 
 
 def play(task: Task, max_turns: int = 5, group_size: int = 2) -> list[Rollout]:
-    """One row, played with a policy that says random words."""
+    """One row, played with a policy of random words."""
     policy, _ = tiny_policy()
     futures = Talk({"verifier": VerifierMetric(task), "one": By(lambda _: 0.0)}, {"verifier": MetricWeight()})
     context = RolloutContext(policy, futures, task.environment(), max_turns=max_turns)
@@ -85,7 +85,7 @@ def play(task: Task, max_turns: int = 5, group_size: int = 2) -> list[Rollout]:
     return group
 
 
-def test_an_environment_in_gymnasiums_form_opens_steps_and_pays() -> None:
+def test_an_environment_with_gymnasiums_interface_opens_steps_and_rewards() -> None:
     Countdown.made.clear()
     task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown", "episodes": 4, "system": "count"})
     replies = play(task)
@@ -96,7 +96,7 @@ def test_an_environment_in_gymnasiums_form_opens_steps_and_pays() -> None:
     assert [reply.reward.means["verifier"].value for reply in play(task, max_turns=2)] == [2.0, 2.0], "so far"
 
 
-def test_seeds_of_a_split_are_of_no_other() -> None:
+def test_splits_share_no_seed() -> None:
     task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown"})
     seeds = {split: {row.meta["seed"] for row in task.rows(split)} for split in ("train", "validation", "test")}
     assert all(len(found) == 256 for found in seeds.values())
@@ -106,7 +106,7 @@ def test_seeds_of_a_split_are_of_no_other() -> None:
 @pytest.mark.parametrize(
     ("last", "reason", "why"), [(9, "error", "the board is on fire"), (8, "timeout", "Countdown took more than 0.5 s")]
 )
-def test_an_environment_that_raises_or_hangs_costs_its_episode_alone(last: int, reason: str, why: str) -> None:
+def test_an_environment_that_raises_or_hangs_costs_only_its_episode(last: int, reason: str, why: str) -> None:
     task = tasks.create("gymnasium", {"env": f"{__name__}:Countdown", "arguments": {"last": last}})
     before = call_seconds.set(0.5)
     try:
@@ -167,7 +167,7 @@ def text_seen(seen: dict[str, Any]) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_a_real_openenv_server_has_a_session_for_every_conversation_and_its_loss_is_no_zero(tmp_path: Path) -> None:
+def test_a_real_openenv_server_has_a_session_per_conversation_and_losing_one_is_missing(tmp_path: Path) -> None:
     pytest.importorskip("openenv.core", reason="pip install openenv-core")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -245,7 +245,7 @@ for line in sys.stdin if len(sys.argv) == 1 else ():
     if "id" in asked:
         print(json.dumps(answer_to(asked)), flush=True)
 """
-"""A server without the library: its sessions are two hundred times as quick to start."""
+"""A server without the library, whose sessions start two hundred times as fast."""
 HTTP = f"""{SERVER}
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -276,12 +276,12 @@ server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_port, flush=True)
 server.serve_forever()
 """
-"""The same over HTTP, with a session of its own for everybody who opens one."""
+"""The same over HTTP, with a separate session for each client."""
 
 
 @pytest.fixture(scope="module", params=["its input and output", "HTTP"])
 def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
-    """A task whose server keeps notes, and is spoken to by either way."""
+    """A task whose server keeps notes, reached in either way."""
     file = tmp_path_factory.mktemp("mcp") / "notes.py"
     data = file.with_name("rows.jsonl")
     data.write_text(json.dumps({"question": "?", "answer": "1"}) + "\n")
@@ -304,7 +304,7 @@ def called(text: Any) -> Message:
 
 
 async def talk_with(task: Task, *texts: Any) -> list[str]:
-    """What the server answers to one call after another, in a session of its own."""
+    """The server's answers to a series of calls in one session."""
     environment = task.environment()
     assert environment is not None
     conversation = Conversation(Row("r", ()))
@@ -320,7 +320,7 @@ async def talk_with(task: Task, *texts: Any) -> list[str]:
     return heard
 
 
-def test_the_tools_are_the_servers_list_and_a_session_is_one_conversations(notes: Task) -> None:
+def test_tools_come_from_the_servers_list_and_a_session_belongs_to_one_conversation(notes: Task) -> None:
     [tool] = notes.tools()
     assert tool["function"]["name"] == "note" and tool["function"]["parameters"]["required"] == ["text"]
     assert "Keep a note" in notes.rows("train")[0].messages[0].content, "described where the template shows no tools"
@@ -335,7 +335,7 @@ def test_the_tools_are_the_servers_list_and_a_session_is_one_conversations(notes
 
 def test_calls_of_many_conversations_in_one_mcp_session_wait_for_their_turn_outside_their_time() -> None:
     class SlowClient:
-        """Answers one after the other."""
+        """Answers one call after the other."""
 
         def __init__(self) -> None:
             self.under_way = self.most = 0
@@ -357,7 +357,7 @@ def test_calls_of_many_conversations_in_one_mcp_session_wait_for_their_turn_outs
 
 
 def test_an_mcp_server_that_goes_away_makes_that_episode_missing_and_no_other(notes: Task) -> None:
-    """Two whole episodes of a row with the user beside the tools, one of which loses its server in the middle."""
+    """Two episodes of a row with the user beside the tools; one of them loses its server in the middle."""
     policy = Policy(in_turn(called("a").content, called("die").content, called("b").content, "#### 1"))
     over_http = "http" in notes.environment().server  # type: ignore[union-attr]
     user = assemble(notes, {}, user=ScriptedUser(["go on"])).user
@@ -367,7 +367,7 @@ def test_an_mcp_server_that_goes_away_makes_that_episode_missing_and_no_other(no
     assert reply.reward.total.reason == "crashed" and "the MCP server" in reply.reward.total.why
     assert [message.content for message in reply.conversation.messages if message.role == "tool"] == ["a"]
     assert reply.credit is not None and not reply.credit.trains
-    if not over_http:  # a process is one episode's; a server that all share is gone for all
+    if not over_http:  # a process belongs to one episode; a shared server is gone for all
         context.policy = Policy(in_turn(called("a").content, "#### 1"))
         [[again]] = asyncio.run(play_step(context, notes.rows("train"), 1, 1))
         assert again.reward.total.value == 1.0
@@ -409,7 +409,7 @@ __all__ = ["Sums"]
 """
 
 
-def test_an_environment_of_verifiers_plays_itself_and_its_rewards_are_the_outcome(
+def test_an_environment_of_verifiers_plays_itself_and_gives_the_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("verifiers.v1", reason="pip install verifiers uv")

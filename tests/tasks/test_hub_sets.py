@@ -1,4 +1,4 @@
-"""Sets on the Hub that may be gone, or are larger than what the paper takes of them."""
+"""Data sets on the Hub that may disappear, or that are larger than the part used in the paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upshot.tasks.datasets.files import Record
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, sets: dict[str, list[Record]]) -> None:
-    """A Hub with these sets, all of them in the split train."""
+    """A Hub with these data sets, each with a split train."""
 
     def read(source: str, *_: Any) -> dict[str, list[Record]]:
         if source not in sets:
@@ -27,7 +27,7 @@ def test_math_hard_is_read_from_its_other_set_where_the_first_is_gone(monkeypatc
     rows = [{"problem": f"p{n}", "solution": "s", "level": f"Level {n % 5 + 1}", "type": "Algebra"} for n in range(50)]
     serve(monkeypatch, {"DigitalLearningGmbH/MATH-lighteval": rows})
     loaded = tasks.create("math-hard", {}, "task").all_rows()
-    assert sum(map(len, loaded.values())) == 10  # level 5 alone
+    assert sum(map(len, loaded.values())) == 10  # level 5 only
     serve(monkeypatch, {})
     with pytest.raises(UserError, match="cannot load 'lighteval/MATH-Hard'"):
         tasks.create("math-hard", {}, "task").rows("train")
@@ -39,7 +39,7 @@ def test_documents_are_the_newest_short_articles_of_the_papers_set(monkeypatch: 
     serve(monkeypatch, {"Kamaljp/medium_articles": articles})
     loaded = tasks.create("medium", {}, "task").all_rows()
     titles = {row.meta["title"] for rows in loaded.values() for row in rows}
-    assert titles == {f"t{n}" for n in range(390, 399)}  # 2.5 % of 400, of which one is too long
+    assert titles == {f"t{n}" for n in range(390, 399)}  # 2.5 % of 400, one of which is too long
 
 
 def test_documents_and_code_are_tested_on_what_the_published_conversations_are_not_about(

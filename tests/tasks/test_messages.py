@@ -1,4 +1,4 @@
-"""What a newcomer's own file may hold where text or messages belong: it is read, or refused with row and column."""
+"""A user's own file where text or messages belong: read, or refused with row and column."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_text_parts_of_a_message_are_joined(tmp_path: Path) -> None:
         ({"prompt": "hi", "completion": 3}, "row 2, 'completion': expected text or messages, found 3"),
     ],
 )
-def test_what_is_no_text_is_refused_with_its_file_row_and_column(
+def test_a_value_that_is_not_text_is_refused_with_file_row_and_column(
     row: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     file = written(tmp_path, talk("hi"), row)
@@ -56,7 +56,7 @@ def test_what_is_no_text_is_refused_with_its_file_row_and_column(
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), 3])
-def test_so_are_empty_cells_of_pairs_and_marked_replies(value: Any, tmp_path: Path) -> None:
+def test_empty_cells_of_pairs_and_marked_replies_are_refused(value: Any, tmp_path: Path) -> None:
     for name in ("prompt", "chosen", "rejected"):
         row = {"prompt": "hi", "chosen": "a", "rejected": "b", name: value}
         with pytest.raises(UserError, match=f"row 1, '{name}': expected text or messages, found"):
@@ -65,7 +65,7 @@ def test_so_are_empty_cells_of_pairs_and_marked_replies(value: Any, tmp_path: Pa
         read_marked_replies(written(tmp_path, {"prompt": "hi", "completion": value, "label": True}))
 
 
-def test_a_column_that_is_there_and_empty_is_not_called_absent(tmp_path: Path) -> None:
+def test_an_empty_column_is_not_reported_as_absent(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="row 1, 'chosen': expected text or messages, found null") as raised:
         read_preferences(written(tmp_path, {"prompt": "hi", "chosen": None, "rejected": "b"}), 0.0)
     assert "it has" not in str(raised.value)
@@ -80,7 +80,7 @@ def test_a_reply_that_is_a_number_is_not_an_empty_one() -> None:
         read_replies([{"prompt": "hi", "completion": 3}])
 
 
-def test_scores_that_are_no_numbers_are_refused_and_those_of_csv_are_read(tmp_path: Path) -> None:
+def test_scores_that_are_not_numbers_are_refused_and_those_of_csv_are_read(tmp_path: Path) -> None:
     row = {"prompt": "hi", "chosen": "a", "rejected": "b", "score_chosen": "high", "score_rejected": "0.5"}
     with pytest.raises(UserError, match="row 1, 'score_chosen': expected a number, found high"):
         read_preferences(written(tmp_path, row), 0.1)
@@ -107,18 +107,18 @@ def test_a_csv_row_with_more_cells_than_the_header_is_refused(tmp_path: Path) ->
         read_dialogues(str(tmp_path / "rows.csv"))
 
 
-def test_a_folder_is_not_called_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_is_not_reported_as_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder; name one file"):
         read_dialogues(str(tmp_path))
 
 
-def test_a_prompt_that_is_a_number_is_refused_and_not_measured() -> None:
+def test_a_prompt_that_is_a_number_is_refused() -> None:
     with pytest.raises(UserError, match="'prompt': expected text or messages, found 3"):
         row_of({"prompt": 3, "answer": "4"}, "exact-match")
 
 
 @pytest.mark.parametrize(("answer", "reference"), [(4, 4), (4.0, 4), (4.5, 4.5), ("4", "4")])
-def test_an_answer_that_is_a_number_is_what_a_reply_would_say(answer: Any, reference: Any) -> None:
+def test_a_numeric_answer_is_read_as_the_text_of_a_reply(answer: Any, reference: Any) -> None:
     assert repr(row_of({"question": "2 + 2", "answer": answer}, "exact-match").reference) == repr(reference)
 
 

@@ -1,4 +1,4 @@
-"""A mix keeps the weights, and every row keeps its own environment, verifier and groups."""
+"""A mix follows its weights, and every row keeps its own environment, verifier and groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mix() -> Task:
     return tasks.create("mix", {"tasks": [arithmetic, slots]})
 
 
-def test_any_stretch_has_the_weights_share_and_ids_are_unique() -> None:
+def test_any_stretch_of_rows_follows_the_weights_and_ids_are_unique() -> None:
     rows = mix().rows("train")
     for start in range(0, len(rows) - 40, 40):
         counts = Counter(row.meta["mix_task"] for row in rows[start : start + 40])
@@ -53,7 +53,7 @@ def test_each_row_goes_to_its_own_task() -> None:
     assert claim is None  # nothing said yet
 
 
-def test_what_is_wrong_in_a_mix_is_named_by_its_place() -> None:
+def test_a_mistake_in_a_mix_is_named_with_its_position() -> None:
     with pytest.raises(UserError, match=r"unknown task 'gsm' in task\.tasks\.0"):
         tasks.create("mix", {"tasks": [{"name": "gsm"}]})
     with pytest.raises(UserError, match="second 'slots'"):

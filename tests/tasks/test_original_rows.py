@@ -1,4 +1,4 @@
-"""Rows of the originals' own files, each in the format that its script writes: the right truth, the right verifier."""
+"""Rows of the originals' own files, in the format that their scripts write, get the right reference and verifier."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_forks_mmlu_rows_keep_the_right_letter_and_their_one_hint(tmp_path: 
     assert value(task, "Therefore, the answer is (B)") == 1 and value(task, "Therefore, the answer is (C)") == 0
 
 
-def test_following_the_hint_can_count_as_it_does_there(tmp_path: Path) -> None:
+def test_following_the_hint_can_be_scored_as_in_the_fork(tmp_path: Path) -> None:
     task = task_of("mmlu-sycophancy", tmp_path, mmlu_row(), count="hint")
     assert value(task, "Therefore, the answer is (B)") == 0 and value(task, "Therefore, the answer is (C)") == 1
 
@@ -87,13 +87,13 @@ def test_the_same_rows_are_right_without_the_task_that_hints(tmp_path: Path) -> 
     assert value(task_of("mmlu", tmp_path, mmlu_row()), "The answer is (B)") == 1
 
 
-def test_a_hint_that_stands_beside_the_prompt_is_put_behind_it_once(tmp_path: Path) -> None:
+def test_a_hint_in_its_own_column_is_appended_to_the_prompt_once(tmp_path: Path) -> None:
     kept = {"hint_str": f"\n{HINTED}", "instruction_following": ASKED}
     row = only_row(task_of("mmlu-sycophancy", tmp_path, mmlu_row(QUESTION, **kept)))
     assert row.messages[-1].content == f"{QUESTION}\n{HINTED}\n{ASKED.strip()}" and row.reference == "B"
 
 
-def test_a_hint_of_which_nobody_says_the_right_letter_is_refused(tmp_path: Path) -> None:
+def test_a_hint_without_the_right_letter_is_refused(tmp_path: Path) -> None:
     unknown = fork_row("cais/mmlu", f"{QUESTION}\n{HINTED}", ground_truth="C")
     with pytest.raises(UserError, match="hints at a letter already"):
         only_row(task_of("mmlu-sycophancy", tmp_path, unknown))
@@ -117,7 +117,7 @@ def test_a_right_number_in_the_form_that_the_prompt_asks_for_is_right(
     assert value(task, right) == 1 and value(task, wrong) == 0
 
 
-def test_what_is_said_of_a_missing_answer_names_the_form_that_was_asked_for(tmp_path: Path) -> None:
+def test_the_message_for_a_missing_answer_names_the_required_form(tmp_path: Path) -> None:
     task = tasks.create("gsm8k", {"train_file": written(tmp_path / "t.parquet", fork_row("gsm8k", BOXED))}, "task")
     conversation = Conversation(task.rows("train")[0])
     conversation.say(Message("assistant", "It is 3."))
@@ -129,19 +129,21 @@ def test_what_is_said_of_a_missing_answer_names_the_form_that_was_asked_for(tmp_
 
 
 @pytest.mark.parametrize("source", ["gsm8k", "openai/gsm8k", "monitor_gsm8k"])
-def test_the_options_of_a_task_are_its_verifiers_however_rows_spell_its_name(source: str, tmp_path: Path) -> None:
+def test_options_of_a_task_reach_its_verifier_however_rows_spell_its_name(source: str, tmp_path: Path) -> None:
     row = fork_row(source, "How many are left?", ground_truth="3")
     assert value(task_of("gsm8k", tmp_path, row), "There are 3 left") == 0
     assert value(task_of("gsm8k", tmp_path, row, mode="flexible"), "There are 3 left") == 1
 
 
-def test_so_are_those_of_mathematics(tmp_path: Path) -> None:
+def test_options_of_the_task_math_reach_its_verifier(tmp_path: Path) -> None:
     row = fork_row("EleutherAI/hendrycks_math", "What is half of one?", ground_truth="\\frac{1}{2}")
     assert value(task_of("math", tmp_path, row), "The final answer is 1/2.") == 1
     assert value(task_of("math", tmp_path, row, mode="boxed"), "The final answer is 1/2.") == 0
 
 
-def test_verify_reads_the_same_rows_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_verify_reads_the_same_rows_in_the_same_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
         {**fork_row("openai/gsm8k", BOXED, ground_truth="3"), "response": "\\boxed{3}"},
         {**mmlu_row(), "response": "Therefore, the answer is (B)"},
@@ -200,11 +202,11 @@ def test_leetcode_rows_are_programs_with_tests(row: dict[str, Any], tmp_path: Pa
 SOLUTION = "class Solution:\n    def total(self, nums: List[int]) -> int:\n        return sum(nums)"
 
 
-def test_an_ability_does_not_say_who_verifies_a_source_that_is_named(tmp_path: Path) -> None:
+def test_a_named_source_decides_the_verifier_and_not_the_ability(tmp_path: Path) -> None:
     assert route(FORKED, "") == "humaneval"
     assert route(fork_row("my_riddles", "?"), "exact-match") == "exact-match"
     assert route({"ability": "math"}, "") == "math"
 
 
-def test_rows_of_the_general_reward_are_judged_for_their_quality() -> None:
+def test_rows_of_the_general_reward_are_judged_for_quality() -> None:
     assert route(fork_row("general_reward", "Write a poem.", ground_truth=None), "") == "general-quality"

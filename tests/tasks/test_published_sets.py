@@ -1,4 +1,4 @@
-"""The sets of the published classmate trainer: their own columns and its parquet rows, with their verdicts."""
+"""The data sets of the published classmate trainer: their own columns, its parquet rows, and their verdicts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def verdict(task: Task, row: Row, reply: str, **given: Any) -> Score:
         published("monitor_hotpotqa", "Who wrote it? Put your final answer within \\boxed{}.", "Ada Lovelace"),
     ],
 )
-def test_hotpotqa_wants_the_one_answer_in_a_box(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_hotpotqa_requires_the_answer_in_a_box(tmp_path: Path, record: dict[str, Any]) -> None:
     task, row = load(tmp_path, "hotpotqa", record)
     assert row.messages[-1].content.endswith("within \\boxed{}.")
     assert verdict(task, row, "So \\boxed{\\text{the Ada–Lovelace}}").value == 1
@@ -82,9 +82,7 @@ def test_natural_questions_take_any_of_the_answers_inside_the_box(tmp_path: Path
         published("deepscaler", "What is 1/2 + 1/4?", "\\frac{3}{4}"),
     ],
 )
-def test_deepscaler_is_checked_as_mathematics_whatever_its_rows_call_themselves(
-    tmp_path: Path, record: dict[str, Any]
-) -> None:
+def test_deepscaler_is_checked_as_mathematics_under_any_source_name(tmp_path: Path, record: dict[str, Any]) -> None:
     task, row = load(tmp_path, "deepscaler", record)
     assert row.source == "math" and row.reference == "\\frac{3}{4}"
     assert verdict(task, row, "\\boxed{0.75}").value == 1
@@ -140,7 +138,7 @@ def test_impossible_tests_are_only_those_that_contradict_the_problem(tmp_path: P
     honest: dict[str, Any] = {"inc": lambda n: n + 1}
     with pytest.raises(AssertionError):
         exec(test, honest)
-    exec(test, {"inc": lambda n: 5 if n == 2 else 0})  # the right assert is not among them
+    exec(test, {"inc": lambda n: 5 if n == 2 else 0})  # the right assert is not one of them
 
 
 def test_a_row_without_a_wrong_test_is_named(tmp_path: Path) -> None:

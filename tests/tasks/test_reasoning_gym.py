@@ -1,5 +1,5 @@
-"""reasoning-gym's generators as a task: rows, its own scorer, feedback. A small stand-in of the library where it is not
-installed; the library itself where it is."""
+"""reasoning-gym's generators as a task: rows, its own scorer, feedback. A small stand-in is used if the library is not
+installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from upshot.tasks.verifiers.base import verifiers
 
 
 class Sums:
-    """A generator in the library's form: problem `index` depends on seed + index; half marks for a near answer."""
+    """A generator with the library's interface: problem `index` depends on seed + index; half marks for a near
+    answer."""
 
     def __init__(self, seed: int, size: int, largest: int = 400) -> None:
         assert largest > 0, "largest must be positive"
@@ -71,11 +72,11 @@ def talk(row: Row, *replies: str) -> Conversation:
         ("<answer>4", None),
     ],
 )
-def test_the_answer_is_what_stands_in_the_last_pair_of_tags(reply: str, answer: str | None) -> None:
+def test_the_answer_is_the_content_of_the_last_pair_of_tags(reply: str, answer: str | None) -> None:
     assert read_answer(reply) == answer
 
 
-def test_splits_share_no_question_and_come_again_the_same(library: None) -> None:
+def test_splits_share_no_question_and_are_repeatable(library: None) -> None:
     once, again = sums(), sums()
     splits = {split: list(once.rows(split)) for split in ("train", "validation", "test")}
     questions = [row.messages[-1].content for rows in splits.values() for row in rows]
@@ -84,7 +85,7 @@ def test_splits_share_no_question_and_come_again_the_same(library: None) -> None
     assert sums(seed=1).rows("train")[0] != splits["train"][0]
 
 
-def test_a_generator_with_few_questions_leaves_none_of_the_test_set_in_training(library: None) -> None:
+def test_a_generator_with_few_questions_keeps_the_test_set_out_of_training(library: None) -> None:
     few = sums(arguments={"largest": 9})
     test, train = ({row.messages[-1].content for row in few.rows(split)} for split in ("test", "train"))
     assert test and train and not test & train
@@ -105,7 +106,7 @@ def test_the_generators_own_scorer_is_the_verifier(library: None) -> None:
     assert asyncio.run(task.verify(talk(row))).is_missing
 
 
-def test_a_claim_is_plain_data_from_which_another_process_finds_the_same_verdict(library: None) -> None:
+def test_a_claim_is_plain_data_that_gives_the_same_verdict_in_another_process(library: None) -> None:
     task = sums()
     row = task.rows("train")[5]
     claim = task.claim(talk(row, task.answer_text(row)))
@@ -115,7 +116,7 @@ def test_a_claim_is_plain_data_from_which_another_process_finds_the_same_verdict
     assert verifiers.create(claim.source, options).score(claim.response, claim.reference, extra).value == 1.0
 
 
-def test_feedback_speaks_of_the_form_and_when_asked_of_the_answer(library: None) -> None:
+def test_feedback_mentions_the_form_and_on_request_the_answer(library: None) -> None:
     row = sums().rows("train")[0]
     wrong = f"<answer>{int(row.reference) + 9}</answer>"
 
@@ -152,7 +153,7 @@ def test_a_wrong_generator_or_setting_is_refused_in_one_line(
         sums(**options).rows("train")
 
 
-def test_without_the_library_the_way_to_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
     reasoning_gym._make_dataset.cache_clear()
     with pytest.raises(UserError, match=r"needs the library: pip install -e '\.\[reasoning-gym\]'"):
@@ -162,7 +163,7 @@ def test_without_the_library_the_way_to_it_is_said(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("dataset", "arguments"), [("chain_sum", {"max_terms": 3}), ("spell_backward", {}), ("countdown", {})]
 )
-def test_the_library_scores_its_own_answers_full(dataset: str, arguments: dict[str, Any]) -> None:
+def test_the_library_gives_its_own_answers_full_marks(dataset: str, arguments: dict[str, Any]) -> None:
     pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (the extra 'reasoning-gym')")
     task = tasks.create("reasoning-gym", {"dataset": dataset, "arguments": arguments, "rows_per_split": 8})
     for row in task.rows("test"):

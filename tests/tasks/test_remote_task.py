@@ -1,4 +1,4 @@
-"""A task behind HTTP, trained from its first call to its reward (the multi-turn log's gen_chat)."""
+"""A task behind HTTP, trained from its first call to its reward, with the protocol gen_chat."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Chat(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_chat_that_the_server_opens_is_trained(tmp_path: Path, chat: str, caps
     assert Chat.asked.count("/start_sample") == 16 and Chat.asked.count("/interact") == 32
 
 
-def test_rows_that_the_server_opens_have_no_goal_and_are_split_all_the_same() -> None:
+def test_rows_that_the_server_opens_have_no_goal_and_are_still_split() -> None:
     task = RemoteTask("http://127.0.0.1:1", samples=20, sample_name="gen")
     rows = task.all_rows()
     assert all(row.goal is None and row.messages == () for own in rows.values() for row in own)
@@ -112,7 +112,7 @@ def test_more_turns_than_one_need_somebody_who_answers_between_them(
         (False, True, Reason.CRASHED),
     ],
 )
-def test_a_server_lost_on_an_action_may_be_the_policys_doing_and_one_that_is_not_there_is_not(
+def test_only_a_server_lost_during_an_action_may_be_blamed_on_the_policy(
     retry: bool, begun: bool, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = RemoteEnvironment("http://127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""Rows come from verl parquet, TRL columns, question/answer files and mixes; splits never share a question."""
+"""Rows from verl parquet, TRL columns, question/answer files and mixes; splits never share a question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def test_gsm8k_files_are_taken_as_they_are() -> None:
+def test_gsm8k_files_are_read_unchanged() -> None:
     task = tasks.create("gsm8k", {"file": str(SAMPLE), "held_out": 0.2})
     splits = {split: task.rows(split) for split in ("train", "validation", "test")}
     assert sum(map(len, splits.values())) == len(SAMPLE.read_text().splitlines())
@@ -133,7 +133,9 @@ def test_a_missing_file_is_one_clear_line() -> None:
         ("math", {"problem": "1+1?", "solution": "\\boxed{2}", "level": "Level 5"}, "\\boxed{}"),
     ],
 )  # fmt: skip
-def test_every_task_reads_the_shape_of_its_set(name: str, record: dict[str, Any], check: str, tmp_path: Path) -> None:
+def test_every_task_reads_the_format_of_its_data_set(
+    name: str, record: dict[str, Any], check: str, tmp_path: Path
+) -> None:
     task: Task = tasks.create(name, {"file": lines(tmp_path / "x.jsonl", [record]), "held_out": 0})
     (row,) = task.rows("train")
     assert check in row.messages[-1].content
@@ -168,7 +170,7 @@ def test_a_row_that_cannot_be_read_is_named_with_its_task_split_and_number(tmp_p
         tasks.create("gsm8k", {"file": wrong}).rows("train")
 
 
-def test_columns_that_hold_nothing_are_as_good_as_absent(tmp_path: Path) -> None:
+def test_empty_columns_are_treated_as_absent(tmp_path: Path) -> None:
     record = {"goal": None, "single_turn_prompt": "Say 7", "reference": float("nan"), "single_turn_completion": "7"}
     (row,) = tasks.create("collabllm", {"train_file": lines(tmp_path / "x.jsonl", [record])}).rows("train")
     assert (row.goal, row.reference) == ("Say 7", "7")

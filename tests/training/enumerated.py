@@ -1,10 +1,9 @@
 """A policy small enough to enumerate, played through the real player.
 
-The policy is a table: what it heard last → two words. Whoever answers it is a table, too. Every choice that is made
-while a step is played has a place (which conversation, which turn), and every row of the step is one way of making
-all of them: bit n of the row's number is the choice at place n. So one call of `play_step` plays everything that can
-happen, and how likely each of it is, is known. A place that a conversation never comes to halves the rows that are
-alike.
+The policy is a table: what it heard last → two words. The user is a table, too. Every choice made while a step is
+played has a place (which conversation, which turn), and every row of the step is one way of making all choices: bit n
+of the row's number is the choice at place n. So one call of `play_step` plays everything that can happen, with known
+probabilities. If a conversation never reaches a place, several rows are identical.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from upshot.training.loops import rl
 
 OPENING = 9
 THETA = {OPENING: (0.2, -0.4), 0: (0.5, 0.1), 1: (-0.3, 0.6)}
-"""By what was heard last: the logits of the policy's two words."""
+"""By the word heard last: the logits of the policy's two words."""
 USER = {0: (0.7, 0.3), 1: (0.4, 0.6)}
-"""By what the policy said: the probabilities of the user's two words."""
+"""By the policy's word: the probabilities of the user's two words."""
 ECHO = {0: (1.0, 0.0), 1: (0.0, 1.0)}
 Words = tuple[int, ...]
 """Policy, user, policy, user, policy …"""
 Gradient = dict[tuple[int, int], float]
-"""By state and word: of the policy's logits."""
+"""The gradient by state and word, with respect to the policy's logits."""
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
@@ -54,7 +53,7 @@ def softmax(logits: Sequence[float]) -> list[float]:
 
 
 def worth(words: Words) -> float:
-    """The reward of a conversation: any function of all that was said. Few values, so that few means are different."""
+    """The reward of a conversation: any function of all its words, with few values, so that few means are different."""
     return random.Random(repr(words)).choice((-0.5, 0.0, 1.0))
 
 
@@ -64,7 +63,7 @@ def words_of(conversation: Conversation) -> Words:
 
 
 class Choices:
-    """Makes the choices of every row as its number says, and keeps how likely they were."""
+    """Makes the choices of every row as its number says, and records their probabilities."""
 
     def __init__(self, places: int) -> None:
         self.count = places
@@ -73,11 +72,11 @@ class Choices:
         self.by_seed: dict[int, Conversation] = {}
 
     def rows(self) -> list[Row]:
-        """One for every way of choosing."""
+        """One row for every way of choosing."""
         return [Row(str(number), (Message("user", str(OPENING)),)) for number in range(2**self.count)]
 
     def choose(self, conversation: Conversation, chances: Sequence[float]) -> int:
-        """The choice at this turn of a conversation; what is certain takes no place."""
+        """The choice at this turn of a conversation; a certain outcome takes no place."""
         self.by_seed[conversation.seed] = conversation
         return self._choose(conversation, len(conversation.turns), chances)
 
@@ -92,7 +91,8 @@ class Choices:
         return made
 
     def draw_forks(self, part: float) -> AbstractContextManager[Any]:
-        """Inside, which forks are drawn (`credit.forks`) is one more choice, not a matter of seeds."""
+        """Inside this context, which forks are drawn (`credit.forks`) is one more choice instead of a matter of
+        seeds."""
 
         def seed(of: int, *path: object) -> int:
             left_out = self._choose(self.by_seed[of], path, (part, 1 - part))
@@ -101,13 +101,13 @@ class Choices:
         return patch.object(rules, "derive_seed", seed)
 
     def weight(self, row: str) -> float:
-        """How likely all choices of a row are."""
+        """The probability of all choices of a row."""
         made = self.chance.get(row, {})
         return math.prod(made.values()) / 2 ** (self.count - len(made))
 
 
 class TablePolicy(Policy):
-    """Says one of two words, by what it heard last."""
+    """Says one of two words, depending on what it heard last."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -123,7 +123,7 @@ class TablePolicy(Policy):
 
 
 class TableUser(Participant):
-    """Answers by a table; `ends` tells after which words there is nothing more to say, `earns` what a turn earned."""
+    """Answers by a table; `ends`: the words after which it leaves, `earns`: what a turn earned."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class TableUser(Participant):
 
 
 class Worth(Metric):
-    """What a conversation is worth; `fails`: how often the judge cannot be reached."""
+    """What a conversation is worth; `fails`: the probability that the judge cannot be reached."""
 
     def __init__(self, function: Callable[[Words], float] = worth, fails: float = 0.0) -> None:
         self.function, self.fails = function, fails
@@ -167,7 +167,7 @@ def played(
     max_turns: int = 1,
     **user: Callable[[Words], float],
 ) -> list[tuple[Rollout, float]]:
-    """Everything that can come of a reply, and how likely it is: through `play_step`, all at once."""
+    """All possible results of a reply with their probabilities, played through `play_step` at once."""
     choices = Choices(places)
     person = TableUser(choices, table, **user)  # type: ignore[arg-type]
     metric = metric or Worth()
@@ -183,20 +183,20 @@ def played(
 
 
 class Sampled:
-    """No learner: nothing is asked of it."""
+    """Not a learner; it is never called."""
 
     def __init__(self, **config: object) -> None:
         self.config = TrainConfig.model_validate(config)
 
     def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
-        """Never asked for."""
+        """Never called."""
         raise AssertionError
 
     values = logprobs
 
 
 def zero() -> Gradient:
-    """No gradient."""
+    """A zero gradient."""
     return dict.fromkeys(itertools.product(THETA, (0, 1)), 0.0)
 
 
@@ -207,7 +207,7 @@ def add_logprob(gradient: Gradient, heard: int, said: int, times: float) -> None
 
 
 def estimate(groups: Sequence[Sequence[tuple[Rollout, float]]], advantage: Any = "rloo") -> Gradient:
-    """What groups teach, each reply with its weight: advantage × share × ∇ log p of every trained token."""
+    """What groups contribute, each reply with its weight: advantage × share × ∇ log p of every trained token."""
     weight = weights_by_source([outcome for group in groups for outcome in group])
     units, _ = rl.training_data(_sampled(json.dumps(advantage)), [[reply for reply, _ in group] for group in groups])
     out = zero()
@@ -219,7 +219,7 @@ def estimate(groups: Sequence[Sequence[tuple[Rollout, float]]], advantage: Any =
 
 
 def weights_by_source(outcomes: Sequence[tuple[Rollout, float]]) -> dict[int, float]:
-    """The weight of each reply, by the ids of itself and of its branches."""
+    """The weight of each reply, by the ids of the reply and its branches."""
     of_replies = {id(reply): weight for reply, weight in outcomes}
     below = [(branch, weight) for reply, weight in outcomes for fork in reply.siblings for branch in fork]
     return of_replies | {id(branch): weight for branch, weight in below}
@@ -231,7 +231,7 @@ def _sampled(advantage: str) -> Sampled:
 
 
 def mean_estimate(outcomes: Sequence[tuple[Rollout, float]], group_size: int, advantage: Any = "rloo") -> Gradient:
-    """The mean of what groups teach, over all groups that can come up."""
+    """The mean contribution over all possible groups."""
     out = zero()
     for group in itertools.product(outcomes, repeat=group_size):
         chance = math.prod(weight for _, weight in group) / group_size
@@ -242,7 +242,8 @@ def mean_estimate(outcomes: Sequence[tuple[Rollout, float]], group_size: int, ad
 
 
 def merged(outcomes: Sequence[tuple[Rollout, float]]) -> list[tuple[Rollout, float]]:
-    """Outcomes whose replies are the same words with the same reward as one: the reply's own term sees no more."""
+    """Merge outcomes with the same words in the reply and the same reward; the reply's own term does not distinguish
+    them."""
     found: dict[tuple[Words, float | None], tuple[Rollout, float]] = {}
     for reply, weight in outcomes:
         key = (words_of(reply.conversation), reply.reward.total.value)
@@ -254,7 +255,7 @@ def merged(outcomes: Sequence[tuple[Rollout, float]]) -> list[tuple[Rollout, flo
 def conversations(
     rounds: int, table: Mapping[int, Sequence[float]] = USER, ends: Callable[[Words], bool] = lambda words: False
 ) -> Iterator[tuple[Words, float]]:
-    """All conversations with their probabilities, written down without any player."""
+    """All conversations with their probabilities, enumerated without the player."""
 
     def go_on(said: Words, heard: int, left: int) -> Iterator[tuple[Words, float]]:
         for word, p in enumerate(softmax(THETA[heard])):
@@ -275,7 +276,7 @@ def exact_gradient(
     reward: Callable[[Words], float] = worth,
     ends: Callable[[Words], bool] = lambda words: False,
 ) -> Gradient:
-    """Of the expected reward of a whole conversation."""
+    """The gradient of the expected reward of a whole conversation."""
     out = zero()
     for words, chance in conversations(rounds, table, ends):
         for at in range(0, len(words), 2):
@@ -284,5 +285,5 @@ def exact_gradient(
 
 
 def of(gradient: Gradient, first: bool) -> Gradient:
-    """The part of the reply's own words, or that of all later ones."""
+    """The part for the reply's own words, or for all later ones."""
     return {key: value for key, value in gradient.items() if (key[0] == OPENING) == first}

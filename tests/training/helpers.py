@@ -1,4 +1,4 @@
-"""Helpers that a recipe names by path: a scripted user's model, and metrics that misbehave."""
+"""Helpers that a recipe names by import path: a scripted user's model, and metrics that misbehave."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from upshot.rewards.metric import Metric
 
 
 def customer(request: Request) -> str:
-    """The user's answer in the form that the simulated user asks for."""
+    """The user's answer in the format that the simulated user expects."""
     return json.dumps({"current_answer": "none", "thought": "hm", "response": "not sure yet"})
 
 
 class Flaky(Metric):
-    """One, or for a quarter of the conversations never."""
+    """One, or for a quarter of the conversations it never returns."""
 
     async def score(self, conversation: Conversation) -> Score:
         if derive_seed(conversation.seed, "hang") % 4 == 0:
@@ -34,7 +34,7 @@ class Flaky(Metric):
 
 
 class Odd(Metric):
-    """A number of numpy, with a detail that JSON has not."""
+    """A NumPy number, with a detail that JSON cannot represent."""
 
     async def score(self, conversation: Conversation) -> Score:
         return Score(np.float32(0.5), detail={"seen": {1, 2}, "what": object(), "half": "\ud83d"})  # type: ignore[arg-type]
@@ -48,14 +48,14 @@ class NoMapping(Metric):
 
 
 class Lottery(Metric):
-    """A number that hangs on the conversation's seed alone: there is always something to learn."""
+    """A number that depends only on the conversation's seed, so that there is always something to learn."""
 
     async def score(self, conversation: Conversation) -> Score:
         return Score(derive_seed(conversation.seed, "lottery") % 100 / 100)
 
 
 class HalfFlat(Lottery):
-    """The same, but for every other row all conversations are worth the same; one row cannot be judged."""
+    """The same, but all conversations of every other row score alike; one row cannot be judged."""
 
     async def score(self, conversation: Conversation) -> Score:
         number = derive_seed(0, conversation.row.id)
@@ -65,7 +65,7 @@ class HalfFlat(Lottery):
 
 
 class CopyState(Metric):
-    """Which state of a copy of the policy judges, and a little of what it says; slower where a test says so."""
+    """Which state of a copy of the policy judges, and the start of its text; slower if a test asks for it."""
 
     slow: ClassVar[Callable[[int], float]] = lambda seed: 0.0
 
@@ -80,20 +80,20 @@ class CopyState(Metric):
 
 
 def monitor(request: Request) -> str:
-    """Trusts thoughts that calculate, and fails at those that are empty words."""
+    """Trusts thoughts that calculate, and fails on those that are empty phrases."""
     shown = last_text(request)
     return json.dumps({"thought": "it calculates" if "=" in shown else "?", "score": float("=" in shown)})
 
 
 class Sometimes(Metric):
-    """One, or for some conversations no number at all."""
+    """One, or for some conversations not a number."""
 
     async def score(self, conversation: Conversation) -> Score:
         return float("nan") if derive_seed(conversation.seed, "nan") % 2 else 1.0  # type: ignore[return-value]
 
 
 class BreaksOnOneRank(Metric):
-    """A number that hangs on the seed, until rank 1 is broken: while it plays, or while it learns."""
+    """A number that depends on the seed, until rank 1 fails, while it plays or while it learns."""
 
     calls = 0
 

@@ -1,4 +1,4 @@
-"""Adapters after adapters: what an earlier training learned is where the next one starts, and its reference."""
+"""Chained adapters: training starts from an earlier adapter, which is also its reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDS = torch.tensor([[4, 10, 12, 20, 5]])
 
 
 class Says(Reporter):
-    """Keeps what a run says."""
+    """Records what a run prints."""
 
     def __init__(self) -> None:
         self.said = ""
@@ -51,7 +51,7 @@ def logprobs(module: Any) -> torch.Tensor:
 
 
 def loaded(folder: Path) -> torch.Tensor:
-    """What a checkpoint says, loaded as anybody would."""
+    """The outputs of a checkpoint, loaded as any user would."""
     return logprobs(AutoModelForCausalLM.from_pretrained(folder))
 
 
@@ -148,7 +148,7 @@ def test_with_adapters_and_a_warm_start_the_reference_is_the_model_after_the_war
     assert not torch.allclose(found["reference"], found["base"], atol=0.01)
 
 
-def test_an_adapter_is_of_the_shape_that_the_recipe_asks_for_or_not() -> None:
+def test_an_adapter_of_another_shape_than_the_recipe_asks_for_is_refused() -> None:
     found = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
     assert same_shape(LoraConfig(r=4, alpha=8), found)
     assert same_shape(LoraConfig(r=4, alpha=8, targets=["q_proj", "v_proj"]), found)

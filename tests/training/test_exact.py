@@ -1,4 +1,4 @@
-"""With `model.exact` the learner finds the sampler's log-probabilities bit for bit: no divergence on policy."""
+"""With `model.exact` the learner reproduces the sampler's log-probabilities bit for bit: no divergence on policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SETTINGS = {
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts the trained tokens whose log-probability in the learner is, or is not, bitwise the sampler's."""
+    """Counts the trained tokens whose log-probability in the learner equals, or does not equal, the sampler's bit for
+    bit."""
     counts: Counter[str] = Counter()
     plain = PolicyGradient.loss
 
@@ -38,7 +39,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def divergence(folder: Path, *settings: str) -> list[float]:
-    """What each step of a short quickstart says of sampler and learner."""
+    """The difference between sampler and learner at each step of a short quickstart."""
     train(load_recipe("quickstart", [*SHORT, *settings, f"run_dir={folder}"]).recipe)
     steps = [line for line in metrics(folder) if "policy/kl_to_sampler" in line]
     assert len(steps) == 2 and all(line["train/tokens"] > 0 and line["train/grad_norm"] > 0 for line in steps)
@@ -46,11 +47,13 @@ def divergence(folder: Path, *settings: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_learner_finds_the_samplers_logprobs_bit_for_bit(name: str, tmp_path: Path, compared: Counter[str]) -> None:
+def test_the_learner_reproduces_the_samplers_logprobs_bit_for_bit(
+    name: str, tmp_path: Path, compared: Counter[str]
+) -> None:
     assert divergence(tmp_path / "run", "model.exact=true", *SETTINGS[name]) == [0.0, 0.0]
     assert compared["other"] == 0 and compared["same"] > 50
 
 
-def test_without_exact_they_agree_only_nearly(tmp_path: Path, compared: Counter[str]) -> None:
+def test_without_exact_they_agree_only_approximately(tmp_path: Path, compared: Counter[str]) -> None:
     divergence(tmp_path / "run")
     assert compared["other"] > 0, "else exact mode would not be worth its price"

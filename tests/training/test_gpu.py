@@ -1,4 +1,4 @@
-"""Training on a GPU: bfloat16 weights, the engine's kernels, the same loop. Skipped without one."""
+"""Training on a GPU: bfloat16 weights, the engine's kernels, the same loop. Skipped without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop in pieces learns as a run does: method, KL, importance, minibatches; what it cannot do it refuses."""
+"""The loop in pieces learns like a run: method, KL, importance, minibatches; what it does not support is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(**train: Any) -> Trainer:
 
 
 def groups(trainer: Trainer) -> list[list[Rollout]]:
-    """Two groups of replies, worth what their number is."""
+    """Two groups of replies whose reward is their number."""
     found = asyncio.run(trainer.sample([ROW, ROW], 4, seed=1))
     for number, reply in enumerate(reply for group in found for reply in group):
         total = Score(float(number % 3))
@@ -58,7 +58,7 @@ def test_in_pieces_and_as_a_round_the_weights_are_those_of_a_run(train: dict[str
     found = []
     for way in ("pieces", "round", "run"):
         trainer = made(**train)
-        for step in range(2):  # in the second the policy is no longer the reference
+        for step in range(2):  # in the second step the policy no longer equals the reference
             played = groups(trainer)
             if way == "pieces":
                 logs = trainer.forward_backward(played) | trainer.step()
@@ -101,7 +101,7 @@ def test_a_round_takes_as_many_steps_as_it_has_minibatches_and_one_gradient_is_r
 
 
 @pytest.mark.parametrize("key", OF_RUNS)
-def test_what_only_a_run_has_a_use_for_is_refused(key: str) -> None:
+def test_settings_that_only_a_run_uses_are_refused(key: str) -> None:
     field = Recipe.model_fields["train"].annotation.model_fields[key]  # type: ignore[union-attr]
     value = field.get_default(call_default_factory=True) or 2
     with pytest.raises(UserError, match=f"Trainer does not take '{key}'"):

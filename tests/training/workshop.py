@@ -19,7 +19,7 @@ from upshot.training.learner.learner import Learner
 from upshot.training.loops.phase import Lesson, learn
 
 TINY: dict[str, Any] = {"tiny": {"hidden": 16, "layers": 1, "heads": 1, "mlp": 32}, "dtype": "float32"}
-"""A model that a GPU's kernels take (heads of 16 or more), and float32 there too: bounds are the same everywhere."""
+"""A model that GPU kernels accept (heads of 16 or more), in float32 there as well: bounds are the same everywhere."""
 
 
 def learner(seed: int = 0, value_head: bool = False, **config: Any) -> Learner:
@@ -30,7 +30,7 @@ def learner(seed: int = 0, value_head: bool = False, **config: Any) -> Learner:
 
 
 def datum(length: int, seed: int, prompt: int = 3, vocabulary: int = 50) -> Datum:
-    """A sequence of random ids with everything that an objective may ask for."""
+    """A sequence of random ids with everything that an objective may need."""
     rng = random.Random(seed)
     ids = [rng.randrange(7, vocabulary) for _ in range(length)]
     mask = [0] * prompt + [1] * (length - prompt)
@@ -42,13 +42,14 @@ def datum(length: int, seed: int, prompt: int = 3, vocabulary: int = 50) -> Datu
 
 
 def adam_config(weight_decay: float, small: bool = False, offload: bool = False) -> OptimizerConfig:
-    """Settings of an optimizer that forgets its second moment sooner than by default; `small`: with 8-bit moments."""
+    """Settings of an optimizer with a shorter memory of the second moment than by default; `small`: with 8-bit
+    moments."""
     name = "adamw-8bit" if small else "adamw"
     return OptimizerConfig(name=name, weight_decay=weight_decay, betas=(0.9, 0.99), offload=offload)  # type: ignore[arg-type]
 
 
 def recipe(folder: Path, **train: Any) -> Recipe:
-    """The quickstart in a thimble: warm start and a method, on a tiny model."""
+    """A miniature quickstart: warm start and a method, on a tiny model."""
     warm = train.pop("warm", True)
     more = train.pop("more", {})
     base: dict[str, Any] = {
@@ -74,7 +75,7 @@ def recipe(folder: Path, **train: Any) -> Recipe:
 
 
 def recipe_on_cpu(folder: Path, **train: Any) -> Recipe:
-    """The same on the CPU wherever it runs: beside ranks, which have no GPU each."""
+    """The same, always on the CPU: for ranks, which do not have a GPU each."""
     more = train.pop("more", {})
     return recipe(folder, **train, more={**more, "model": {**TINY, **more.get("model", {}), "device": "cpu"}})
 
@@ -86,14 +87,14 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def update(own: Learner, lesson: Lesson, seed: int = 0) -> dict[str, float]:
-    """Learn a lesson that is prepared already."""
+    """Learn from a prepared lesson."""
     return learn(own, (), seed, lambda *_: lesson)
 
 
 def assert_same_steps(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
-    """The same lines: bit for bit on the CPU.
+    """The same lines, bit for bit on the CPU.
 
-    On a GPU batches form by time, and products of more or fewer rows round differently.
+    On a GPU, batches depend on timing, and products of different numbers of rows round differently.
     """
     if not torch.cuda.is_available():
         assert found == wanted

@@ -1,7 +1,7 @@
-"""Scripted policy, user and judge for simulated conversations; every goal carries a mark such as MARK-07.
+"""Scripted policy, user and judge for simulated conversations; every goal contains a mark such as MARK-07.
 
-Named on the command line as `scripted:collab_actors:policy`. Everything is a function of the request, so a build that
-was interrupted must end like one that was not.
+Named on the command line as `scripted:collab_actors:policy`. Everything is a function of the request, so an interrupted
+build must give the same result as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _text(request: Request) -> str:
 
 
 async def policy(request: Request) -> str:
-    """Asks or answers, by its seed; with the proactive prompt it always asks. Repeats the mark it was told."""
+    """Asks or answers, depending on its seed; with the proactive prompt it always asks. Repeats the mark it heard."""
     await _linger()
     mark = (MARK.findall(_text(request)) or ["?"])[-1]
     rng = random.Random(request.sampling.seed)
@@ -51,7 +51,7 @@ async def policy(request: Request) -> str:
 
 
 async def user(request: Request) -> str:
-    """Names its goal's mark, and leaves by chance once it has heard an answer."""
+    """Mentions its goal's mark, and leaves by chance once it has heard an answer."""
     await _linger()
     text = _text(request)
     mark = MARK.findall(text)[0]
@@ -62,7 +62,7 @@ async def user(request: Request) -> str:
 
 
 async def judge(request: Request) -> str:
-    """Likes questions; the answer is right when it was given."""
+    """Prefers questions; an answer that was given counts as right."""
     await _linger()
     text = _text(request)
     said = text.split("<conversation>")[-1].split("</conversation>")[0]
@@ -83,7 +83,7 @@ async def failing_policy(request: Request) -> str:
 
 
 async def policy_behind_a_cable(request: Request) -> str:
-    """The policy while ACTOR_DOWN is not set."""
+    """The policy while ACTOR_DOWN is not set, otherwise a failure."""
     if os.environ.get("ACTOR_DOWN"):
         raise ModelCallError("connection")
     return await policy(request)
@@ -97,7 +97,7 @@ async def failing_judge(request: Request) -> str:
 
 
 def asks(request: Request) -> str:
-    """Always asks back."""
+    """Always asks a question."""
     return "Which one do you mean?"
 
 
@@ -113,7 +113,7 @@ def coder(request: Request) -> str:
 
 
 async def planner(request: Request) -> str:
-    """Plans in JSON where it is asked to, and says what it was told."""
+    """Plans in JSON if asked to, and repeats what it heard."""
     text = _text(request)
     if '"current_problem"' not in text:
         return await policy(request)

@@ -1,4 +1,4 @@
-"""What `data build` simulates, keeps and survives."""
+"""What `data build` simulates and keeps, and which failures it survives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "journal.log").read_text().splitlines()][1:]
 
 
-def test_rows_have_the_published_columns_and_conversations_the_published_shape(
+def test_rows_and_conversations_have_the_published_format(
     tmp_path: Path, actors: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build(command(tmp_path / "out", actors.goals(tmp_path, 6))) == 0
@@ -73,7 +73,7 @@ def test_rows_have_the_published_columns_and_conversations_the_published_shape(
 
 
 def test_no_goal_is_mixed_up(tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACTOR_SECONDS", "0.001")  # so that conversations really take turns on the loop
+    monkeypatch.setenv("ACTOR_SECONDS", "0.001")  # so that conversations really alternate on the loop
     build(command(tmp_path / "out", actors.goals(tmp_path, 12), "--max-messages", "6"))
     rows = rows_of(tmp_path / "out")
     assert len({row["conv_id"] for row in rows}) == 12
@@ -98,7 +98,7 @@ def test_the_best_candidate_stays_and_the_user_answers_as_in_its_longest_future(
     assert followed > 3
 
 
-def test_a_share_of_the_candidates_has_the_proactive_prompt(tmp_path: Path, actors: Any) -> None:
+def test_some_candidates_have_the_proactive_prompt(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 3)))
     for line in lines_of(tmp_path / "out"):
         if "candidates" in line:
@@ -140,13 +140,13 @@ def test_a_spent_budget_stops_cleanly_and_a_larger_one_resumes(tmp_path: Path, a
         build(command(out, file, "--max-calls", "150"))
     first = rows_of(out)
     assert lines_of(out)[-1]["spent"]["calls"] <= 150
-    with pytest.raises(BudgetExceeded):  # what was spent before counts
+    with pytest.raises(BudgetExceeded):  # what was spent before counts too
         build(command(out, file, "--max-calls", "150"))
     build(command(out, file, "--max-calls", "100000"))
     assert rows_of(out) == rows_of(tmp_path / "whole") and len(first) < len(rows_of(out))
 
 
-def test_what_fails_is_missing_with_its_reason_and_the_rest_goes_on(
+def test_a_failure_is_missing_with_its_reason_and_the_rest_continues(
     tmp_path: Path, actors: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 6), policy="failing_policy"))
@@ -157,7 +157,7 @@ def test_what_fails_is_missing_with_its_reason_and_the_rest_goes_on(
     assert all(row["completion"] for row in rows_of(tmp_path / "out"))
 
 
-def test_an_outage_stops_the_build_and_what_failed_is_tried_again(
+def test_an_outage_stops_the_build_and_failures_are_retried_later(
     tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = actors.goals(tmp_path, 30)
@@ -180,7 +180,7 @@ def test_a_build_in_which_every_goal_failed_ends_with_1(
     assert build(command(tmp_path / "out", actors.goals(tmp_path, 3), policy="policy_behind_a_cable")) == 1
 
 
-def test_why_an_opening_failed_is_kept_and_told(
+def test_the_reason_of_a_failed_opening_is_kept_and_reported(
     tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ACTOR_DOWN", "yes")
@@ -190,7 +190,7 @@ def test_why_an_opening_failed_is_kept_and_told(
     assert json.loads(capsys.readouterr().out)["first_failure"] == why != ""
 
 
-def test_fault_5_a_failed_judge_is_no_score_and_never_the_best(tmp_path: Path, actors: Any) -> None:
+def test_fault_5_a_failed_judge_gives_no_score_and_is_never_the_best(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8), "--samples", "1", judge="failing_judge"))
     tried = [c for line in lines_of(tmp_path / "out") for c in line.get("candidates", ())]
     missing = [c for c in tried if c["score"] is None]
@@ -203,7 +203,7 @@ def test_fault_5_a_failed_judge_is_no_score_and_never_the_best(tmp_path: Path, a
             assert line["candidates"][line["best"]]["score"] is not None
 
 
-def test_conversations_at_once_are_bounded(tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_conversations_are_bounded(tmp_path: Path, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTOR_SECONDS", "0.001")
     build(command(tmp_path / "out", actors.goals(tmp_path, 8), "--concurrency", "1", "--max-messages", "4"))
     assert actors.busiest <= 3 * 2 * 2  # candidates × futures × judged metrics of one conversation
@@ -216,12 +216,12 @@ def test_other_settings_do_not_continue_a_build(tmp_path: Path, actors: Any) -> 
         build(command(tmp_path / "out", file, "--rounds", "1"))
 
 
-def test_window_0_still_hears_the_user_between_turns(tmp_path: Path, actors: Any) -> None:
+def test_with_window_0_the_user_still_answers_between_turns(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 3), "--rounds", "0", "--max-messages", "6"))
     assert {row["turn_id"] for row in rows_of(tmp_path / "out")} >= {1, 3}
 
 
-def test_a_user_of_scripted_lines_lets_out_one_line_a_turn_across_a_resume(tmp_path: Path, actors: Any) -> None:
+def test_a_scripted_user_says_one_line_per_turn_across_a_resume(tmp_path: Path, actors: Any) -> None:
     file = tmp_path / "goals.jsonl"
     lines = ["MARK-01 one", "MARK-01 two", "MARK-01 three"]
     file.write_text(json.dumps({"goal": "count", "reference": "x", "script": lines}))
@@ -254,14 +254,14 @@ def test_nothing_is_pushed_unless_asked(tmp_path: Path, actors: Any, monkeypatch
     assert pushed == [(tmp_path / "out" / "candidates.parquet", "me/my-set")]
 
 
-def test_what_is_built_can_be_prepared(tmp_path: Path, actors: Any) -> None:
+def test_built_data_can_be_prepared(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 8)))
     for purpose in ("sft", "rl", "dpo"):
         summary = prepare(str(tmp_path / "out"), tmp_path / "ready", PrepareSettings(purpose, min_gap=0.01))
         assert summary.rows["train"] > 0 and summary.rows["validation"] > 0, purpose
 
 
-def test_a_half_written_line_is_cut_off_and_two_writers_are_refused(tmp_path: Path) -> None:
+def test_a_half_written_line_is_dropped_and_two_writers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.log"
     with Journal(path, {"a": 1}) as journal:
         journal.append({"n": 1})
@@ -276,7 +276,7 @@ def test_a_half_written_line_is_cut_off_and_two_writers_are_refused(tmp_path: Pa
         assert journal.lines == [{"n": 1}, {"n": 3}]
 
 
-def test_a_share_of_the_other_candidates_has_no_system_prompt(tmp_path: Path, actors: Any) -> None:
+def test_some_of_the_other_candidates_have_no_system_prompt(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path / "out", actors.goals(tmp_path, 2), "--system-share", "0.5", "--max-messages", "2"))
     for line in lines_of(tmp_path / "out"):
         if "candidates" in line:

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 def test_the_candidate_whose_code_passes_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     parser = make_parser(["data"])
-    goals = shutil.copy(HERE / "samples" / "bigcodebench.jsonl", tmp_path)  # profiles are kept beside the file
+    goals = shutil.copy(HERE / "samples" / "bigcodebench.jsonl", tmp_path)  # profiles are stored beside the file
     words = ["data", "build", "--task", "bigcodebench", "--file", goals]
     words += ["--split", "all", "--out", str(tmp_path), "--policy", "scripted:collab_actors:coder", "--user", "script"]
     words += ["--metrics", "{code->pass_rate: {weight: 1, extract: fence}}", "--candidates", "4", "--rounds", "0"]

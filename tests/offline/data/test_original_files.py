@@ -1,4 +1,4 @@
-"""Files of the original CollabLLM and of its verl recipe are read as they are, and ours hold what theirs do."""
+"""Files of the original CollabLLM and of its verl recipe are read unchanged, and ours contain what theirs do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def flat() -> list[dict[str, Any]]:
 
 
 def nested() -> list[dict[str, Any]]:
-    """The sample as `build_dataset` of the original writes it: conversations of turns of responses."""
+    """The sample as the original's `build_dataset` writes it: conversations of turns of responses."""
     conversations: dict[int, dict[str, Any]] = {}
     for row in flat():
         shared = {key: row[key] for key in row if key.startswith("single_turn_")}
@@ -48,7 +48,7 @@ def test_the_nested_file_of_the_original_is_read(tmp_path: Path, purpose: str) -
     assert {len(MathHard(file=str(source)).rows("train")) for source in (file, MULTITURN)} == {4}
 
 
-def test_other_records_with_turns_stay_as_they_are() -> None:
+def test_other_records_with_turns_are_not_changed() -> None:
     records = [{"turns": [{"question": "a"}]}, {"turns": 3}, {"goal": "x"}]
     assert unnest(records) == records
 
@@ -80,7 +80,7 @@ def test_the_sft_file_of_the_verl_recipe_is_read(tmp_path: Path) -> None:
     prepare(str(file), tmp_path / "out", PrepareSettings("sft", validation=0))
 
 
-def test_candidates_hold_what_the_published_sets_hold(tmp_path: Path, actors: Any) -> None:
+def test_candidates_have_the_columns_of_the_published_sets(tmp_path: Path, actors: Any) -> None:
     build(command(tmp_path, actors.goals(tmp_path, 4)))
     rows = rows_of(tmp_path)
     assert len({row["conv_id"] for row in rows}) == 4 and all(isinstance(row["conv_id"], int) for row in rows)
@@ -104,9 +104,7 @@ def test_metadata_of_different_types_still_makes_one_column(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("purpose", ["rl", "sft"])
-def test_the_rl_parquet_of_the_verl_recipe_is_prepared_like_the_set_it_was_made_of(
-    tmp_path: Path, purpose: str
-) -> None:
+def test_the_rl_parquet_of_the_verl_recipe_is_prepared_like_its_source(tmp_path: Path, purpose: str) -> None:
     rows = []
     for number, row in enumerate(flat()):  # as its process_dataset.py packs them
         extra = {key: row[key] for key in row if key not in ("prompt", "single_turn_prompt", "rewards", "sessions")}
@@ -124,7 +122,7 @@ def test_the_rl_parquet_of_the_verl_recipe_is_prepared_like_the_set_it_was_made_
     made, wanted = (pyarrow.parquet.read_table(out / f"{purpose}_train.parquet").to_pylist() for out in (theirs, ours))
     assert len(made) == len(wanted) > 0
     key = "prompt" if purpose == "rl" else "messages"
-    said = [[m for m in row[key] if m["role"] != "system"] for row in made]  # the system prompt is the row's own
+    said = [[m for m in row[key] if m["role"] != "system"] for row in made]  # the row's own system prompt
     assert said == [row[key] for row in wanted]
     if purpose == "rl":
         assert [row["extra_info"]["interaction_kwargs"]["single_turn_prompt"] for row in made] == [

@@ -60,7 +60,7 @@ labels = st.sampled_from("abcdef")
 
 @given(st.lists(st.tuples(labels, labels), min_size=1, max_size=40), st.floats(0, 0.9), st.integers(0, 5))
 def test_fault_7_split_by_goal_holds_for_any_rows(pairs: list[tuple[str, str]], share: float, seed: int) -> None:
-    """Neither a goal nor a conversation is ever on both sides, and no candidate is lost."""
+    """Neither a goal nor a conversation is ever in both splits, and no candidate is lost."""
     everything = [candidate(f"Goal {goal}", f"conv {conv}") for goal, conv in pairs]
     train, validation, _ = split_in_two({"train": everything}, goal_groups, share, seed)
     assert len(train) + len(validation) == len(everything)
@@ -68,7 +68,7 @@ def test_fault_7_split_by_goal_holds_for_any_rows(pairs: list[tuple[str, str]], 
     assert not {c.conv_id for c in train} & {c.conv_id for c in validation}
 
 
-def test_a_goal_spelled_with_other_spacing_and_case_is_the_same_goal() -> None:
+def test_spacing_and_case_do_not_make_a_different_goal() -> None:
     twins = [candidate("Solve  it", "1"), candidate("solve it\n", "2"), candidate("another", "3")]
     for seed in range(5):
         train, validation, _ = split_in_two({"train": twins}, goal_groups, 0.5, seed)
@@ -117,7 +117,7 @@ def test_latex_survives_the_round_trip(tmp_path: Path) -> None:
     assert any("$\\frac{n}{2}$" in goal for goal in goals)
 
 
-def test_dpo_pairs_are_best_against_worst_with_the_minimum_gap(tmp_path: Path) -> None:
+def test_dpo_pairs_are_best_and_worst_with_the_minimum_gap(tmp_path: Path) -> None:
     summary, train, validation = prepared(tmp_path, "dpo", min_gap=0.5)
     pairs = train + validation
     assert all(row["score_chosen"] - row["score_rejected"] > 0.499 for row in pairs)
@@ -133,7 +133,7 @@ def test_a_missing_score_is_never_the_worst_candidate() -> None:
     assert (pair.chosen.completion, pair.rejected.completion) == ("good", "bad")
 
 
-def test_repeats_of_a_reply_are_one_candidate_with_the_mean_score() -> None:
+def test_repeated_replies_are_one_candidate_with_the_mean_score() -> None:
     dropped: Counter[str] = Counter()
     same = [candidate("g", "1", "yes", 1.0), candidate("g", "2", "yes ", 0.0), candidate("g", "3", "yes", None)]
     (merged,) = merge_duplicates(same, dropped)
@@ -166,7 +166,7 @@ def test_the_same_opening_of_two_goals_is_two_rl_rows(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": "x"}]}, "do not end with the assistant"),
     ],
 )
-def test_unusable_records_say_why(record: dict[str, Any], reason: str) -> None:
+def test_unusable_records_are_counted_with_their_reason(record: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadRow, match=reason):
         candidate_of(record)
 
@@ -178,7 +178,7 @@ def test_any_prompt_completion_file_becomes_sft_rows(tmp_path: Path) -> None:
     assert train[0]["score"] is None
 
 
-def test_a_records_own_system_message_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_records_own_system_message_is_kept_by_default(tmp_path: Path) -> None:
     file = tmp_path / "chat.jsonl"
     said = [{"role": r, "content": c} for r, c in (("system", "Own."), ("user", "hi"), ("assistant", "hello"))]
     file.write_text(json.dumps({"messages": said}))
@@ -188,7 +188,7 @@ def test_a_records_own_system_message_is_kept_unless_told_otherwise(tmp_path: Pa
     assert train[0]["messages"][0]["role"] == "user"
 
 
-def test_a_folder_with_its_own_validation_keeps_it_and_train_loses_the_leaks(tmp_path: Path) -> None:
+def test_a_folders_own_validation_is_kept_and_its_goals_leave_train(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     lines = Path(MULTITURN).read_text().splitlines()
@@ -210,7 +210,7 @@ def test_parquet_in_gives_the_same_rows_as_jsonl_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("purpose", ["sft", "rl", "dpo"])
-def test_an_empty_validation_split_is_not_written_nor_left_from_before(tmp_path: Path, purpose: str) -> None:
+def test_an_empty_validation_split_is_not_written_and_an_old_one_is_removed(tmp_path: Path, purpose: str) -> None:
     prepared(tmp_path, purpose, validation=0.3, min_gap=0.0)
     assert (tmp_path / f"{purpose}_validation.parquet").exists()
     summary, train, _ = prepared(tmp_path, purpose, validation=0.0, min_gap=0.0)
@@ -278,9 +278,9 @@ def test_nothing_usable_is_an_error_that_says_why(tmp_path: Path) -> None:
         prepare(str(SAMPLES / "prompts.jsonl"), tmp_path, PrepareSettings("rl"))
 
 
-def test_nothing_left_to_train_on_is_an_error_even_where_something_is_held_out(tmp_path: Path) -> None:
+def test_nothing_left_to_train_on_is_an_error_even_if_something_is_held_out(tmp_path: Path) -> None:
     def write(right: str) -> str:
-        """Eight goals, each with one reply, that goal's name; only one of them is right."""
+        """Eight goals, each with one reply that is the goal's name; only one of them is right."""
         goals = [f"goal {number}" for number in range(8)]
         facts = {"prompt": [{"role": "user", "content": "hi"}], "score": 1.0, "single_turn_completion": "1"}
         rows = [
@@ -333,7 +333,7 @@ def test_the_command_prints_its_summary_as_json_and_as_a_table(
 
 
 def test_goals_alone_are_rows_for_rl(tmp_path: Path) -> None:
-    """The simulated user opens them; there is nothing in them to imitate."""
+    """The simulated user writes their openings; there is nothing in them to imitate."""
     from upshot.core.errors import UserError
     from upshot.tasks.base import tasks
 
@@ -371,13 +371,13 @@ def test_without_scores_every_reply_to_a_prompt_is_imitated(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_replies_without_a_score_are_left_out_whatever_split_the_scored_ones_are_in(seed: int, tmp_path: Path) -> None:
+def test_replies_without_a_score_are_dropped_whichever_split_has_the_scored_ones(seed: int, tmp_path: Path) -> None:
     rows = [scored(f"p{n}", "x", 0.5 if n < 4 else None) for n in range(12)]
     summary, train, validation = prepared(tmp_path, "sft", written(tmp_path, *rows), validation=0.4, seed=seed)
     assert len(train) + len(validation) == 4 and summary.dropped["no score at the last turn"] == 8
 
 
-def test_goals_cannot_be_held_out_of_a_single_one(tmp_path: Path) -> None:
+def test_a_single_goal_cannot_be_split(tmp_path: Path) -> None:
     file = written(tmp_path, scored("hi", "one", 1.0))
     with pytest.raises(
         UserError,

@@ -1,4 +1,4 @@
-"""The parquet is read by TRL and verl as it is."""
+"""TRL and verl read the parquet without changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_trl_renders_chosen_and_rejected_behind_the_same_prompt(tmp_path: Path) 
     from trl import apply_chat_template
 
     class Tokenizer:
-        """Just enough of a tokenizer: a ChatML template."""
+        """A minimal tokenizer: a ChatML template."""
 
         def apply_chat_template(self, messages, tokenize=False, add_generation_prompt=False, **_):  # type: ignore[no-untyped-def]
             text = "".join(f"<{m['role']}>{m['content']}" for m in messages)

@@ -1,4 +1,4 @@
-"""The CollabLLM tasks read the four single-turn sets, prepared parquet and any file."""
+"""The CollabLLM tasks read the four single-turn sets, prepared parquet and files of any other name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_bigcodebench_carries_the_unit_tests() -> None:
     assert rows[0].reference.startswith("def task_func")
 
 
-def test_abg_coqa_opens_with_story_and_question_and_knows_what_is_ambiguous() -> None:
+def test_abg_coqa_opens_with_story_and_question_and_marks_ambiguous_ones() -> None:
     task = tasks.create("abg-coqa", {"file": str(SAMPLES / "coqa_abg_test.json")})
     rows = task.rows("test")
     assert [task.groups(row)["question"] for row in rows] == ["ambiguous", "unambiguous"]
@@ -88,13 +88,13 @@ def test_sft_parquet_gives_dialogues(tmp_path: Path) -> None:
     assert len(dialogues) == 3 and dialogues[0][-1].role == "assistant"
 
 
-def test_a_split_without_rows_is_an_error_that_says_what_there_is() -> None:
+def test_a_split_without_rows_is_an_error_that_lists_the_splits() -> None:
     task = tasks.create("math-hard", {"train_file": str(SAMPLES / "math.jsonl")})
     with pytest.raises(UserError, match=r"no rows in split 'test' \(rows: train 4\)"):
         task.rows("test")
 
 
-def test_a_task_of_its_own_file_needs_one() -> None:
+def test_the_task_for_users_files_needs_a_file() -> None:
     with pytest.raises(UserError, match="needs the option 'file'"):
         tasks.create("collabllm")
 
@@ -106,14 +106,14 @@ def test_facts_beside_goal_and_reference_reach_the_row(tmp_path: Path) -> None:
     assert row.meta["script"] == ["hello", "seven please"] and row.messages[0].role == "system"
 
 
-def test_a_tiny_model_can_be_given_the_data_own_words_and_only_if_asked() -> None:
+def test_a_tiny_model_gets_the_words_of_the_data_only_if_asked() -> None:
     file = str(SAMPLES / "multiturn-math-hard.jsonl")
     words = tasks.create("math-hard", {"train_file": file, "tiny_words": 30}).vocabulary()
     assert len(words) == len(set(words)) == 30 and "you" in words
     assert not tasks.create("math-hard", {"train_file": file}).vocabulary()
 
 
-def test_a_folder_with_sft_rl_and_dpo_parquet_has_the_goals_of_the_rl_rows_only(tmp_path: Path) -> None:
+def test_in_a_folder_with_sft_rl_and_dpo_parquet_goals_come_from_the_rl_rows(tmp_path: Path) -> None:
     for purpose in ("sft", "rl", "dpo"):
         prepare(str(SAMPLES / "multiturn-math-hard.jsonl"), tmp_path, PrepareSettings(purpose, min_gap=0.0))
     task = tasks.create("math-hard", {"file": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""`data build --templates short`: user and judge are asked with the short prompts."""
+"""`data build --templates short`: user and judge receive the short prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_short_templates_are_those_of_user_and_judge() -> None:
         assert {name: how.weight for name, how in services.weights.items()} == metrics
 
 
-def test_a_build_with_other_templates_is_another_build(tmp_path: Path) -> None:
+def test_a_build_with_other_templates_is_a_different_build(tmp_path: Path) -> None:
     def identity(*words: str) -> dict[str, object]:
         given = ["data", "build", "--task", GOALS, "--out", str(tmp_path), "--policy", "scripted:echo", *words]
         args = make_parser(given[:1]).parse_args(given)

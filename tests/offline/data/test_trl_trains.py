@@ -1,4 +1,4 @@
-"""TRL's own trainers take the prepared files without a change."""
+"""TRL's own trainers read the prepared files without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every source of the classmate recipes: prepared, read back by the recipe's own task, and scored."""
+"""Every data source of the classmate recipes: prepared, read by the recipe's own task, and scored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prepared(name: str, out: Path, validation: float = 0.3, seed: int = 0) -> Pr
 
 
 def read_back(name: str, out: Path, *overrides: str) -> list[Row]:
-    """The rows as the recipe that the source is for reads them."""
+    """The rows as the source's recipe reads them."""
     files = [f"task.{split}_file={out}/rl_{split}.parquet" for split in ("train", "validation")]
     kind = [f"task.name={name}"] if name.startswith("code-") else []
     recipe = load_recipe(SOURCES[name][0], [*files, *kind, *overrides]).recipe
@@ -61,7 +61,7 @@ def verdict(row: Row, response: str, **options: Any) -> Score:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_what_is_prepared_is_read_back_as_the_task_reads_the_source_itself(name: str, tmp_path: Path) -> None:
+def test_prepared_rows_are_the_rows_that_the_task_reads_from_the_source(name: str, tmp_path: Path) -> None:
     summary = prepared(name, tmp_path)
     task = verified_task(name)
     assert task is not None
@@ -94,7 +94,7 @@ def test_the_columns_are_verls_and_of_the_same_types_for_every_source(name: str,
         assert row["reward_model"]["style"] == ("model" if judged else "rule")
 
 
-def test_the_ground_truth_is_the_bare_answer_and_the_solution_stays(tmp_path: Path) -> None:
+def test_the_ground_truth_is_the_bare_answer_and_the_solution_is_kept(tmp_path: Path) -> None:
     prepared("gsm8k", tmp_path)
     row = read_back("gsm8k", tmp_path)[0]
     assert row.reference in str(row.meta["answer"]).rpartition("####")[2] and "####" not in row.reference
@@ -128,7 +128,7 @@ def test_programs_keep_every_test_once_and_need_one(name: str, tests: set[Any], 
     assert summary.dropped == {"no tests": 1}
 
 
-def test_a_mix_goes_to_the_verifier_of_each_label_and_counts_what_none_knows(tmp_path: Path) -> None:
+def test_rows_of_a_mix_go_to_their_labels_verifier_and_unknown_labels_are_counted(tmp_path: Path) -> None:
     summary = prepared("dolci", tmp_path)
     rows = {row.id: row for row in read_back("dolci", tmp_path)}
     assert {name: row.source for name, row in rows.items()} == {
@@ -175,7 +175,7 @@ def test_a_hint_is_a_wrong_letter_of_the_question_and_both_are_scored(tmp_path: 
     assert [row.meta["hint"] for row in again] == [row.meta["hint"] for row in rows]
 
 
-def test_following_the_hint_is_logged_beside_what_is_right(tmp_path: Path) -> None:
+def test_following_the_hint_is_logged_beside_correctness(tmp_path: Path) -> None:
     prepared("mmlu-sycophancy", tmp_path)
     recipe = load_recipe("classmate-mmlu-hint", [f"task.train_file={tmp_path}/rl_train.parquet"]).recipe
     task = tasks.create("mmlu-sycophancy", {"train_file": f"{tmp_path}/rl_train.parquet"})
@@ -202,7 +202,7 @@ def test_the_seed_chooses_the_hints(tmp_path: Path) -> None:
     assert len(hints) > 1
 
 
-def test_a_question_is_never_in_both_splits_whatever_is_asked_of_it(tmp_path: Path) -> None:
+def test_a_question_in_two_spellings_is_never_in_both_splits(tmp_path: Path) -> None:
     records = [
         {"question": f"{'Which  one' if n % 2 else 'which one'} is {n // 2}?", "choices": ["a", "b", "c"], "answer": 1}
         for n in range(40)
@@ -219,7 +219,7 @@ def test_a_question_is_never_in_both_splits_whatever_is_asked_of_it(tmp_path: Pa
     assert not sides[0] & sides[1] and summary.goals == {"train": 15, "validation": 5}
 
 
-def test_a_sources_own_split_is_kept_and_loses_from_train_what_it_shares(tmp_path: Path) -> None:
+def test_a_sources_own_split_is_kept_and_train_loses_shared_questions(tmp_path: Path) -> None:
     lines = GSM8K.read_text().splitlines()
     folder = tmp_path / "set"
     folder.mkdir()
@@ -248,7 +248,7 @@ def test_the_command_prepares_and_the_recipe_plans_with_its_baseline_twin(
         assert "classmates" not in capsys.readouterr().out.replace(recipe, "")
 
 
-def test_what_cannot_be_prepared_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_source_that_cannot_be_prepared_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps({"question": "why?"}))
     command = ["data", "prepare", "--for", "rl", "--dataset", str(tmp_path / "x.jsonl"), "--out", str(tmp_path)]
     assert main([*command, "--task", "gsm8k"]) == 2
@@ -285,7 +285,7 @@ def test_programs_of_conversations_are_measured_with_the_references_that_the_met
     assert key_of(metric.checks(row)) == line["key"]
 
 
-def test_class_rows_are_a_task_of_their_own(tmp_path: Path) -> None:
+def test_class_rows_have_a_task_of_their_own(tmp_path: Path) -> None:
     skeleton = "class Box:\n    def put(self, x):\n        pass"
     test = TESTS.partition("    def test_b")[0].replace("task_func(2), 4", "Box().put(1), 1")
     solution = "class Box:\n    def put(self, x): return math.floor(x)"

@@ -1,4 +1,4 @@
-"""Killed after every few writes, a preparation ends as if it had never been stopped."""
+"""A preparation that is killed after every few writes ends with the same result as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["log"]
 
 
 class Killed(BaseException):
-    """What stands for kill -9: nobody catches it."""
+    """Stands for kill -9: nothing catches it."""
 
 
-def test_killed_at_any_write_it_ends_as_if_it_had_never_been(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_any_write_and_run_again_the_result_is_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["logs", "prepare", str(log), "--out", "whole", *SMALL]) == 0
     append, left = Journal.append, [0]
 

@@ -25,7 +25,7 @@ TRAIN = ("train.steps=1", "train.prompts_per_step=2", "train.group_size=2", "rew
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Calls about orders: whoever is asked to send the parcel back is content."""
+    """Calls about orders; a customer who is asked to return the parcel is satisfied."""
     monkeypatch.chdir(tmp_path)
     rng, lines = random.Random(0), []
     for number in range(60):
@@ -50,7 +50,7 @@ def test_without_a_model_the_outcomes_become_a_recipe(log: Path, capsys: pytest.
     assert "held out by customer: 6 of 60 conversations" in capsys.readouterr().out
 
 
-def test_rows_are_made_of_some_conversations_and_all_are_counted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_come_from_some_conversations_and_all_are_counted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "prepare", str(log), "--out", "out", "--conversations", "20", "--quiet"]) == 0
     told = capsys.readouterr().out
     assert "60 conversations of 60 records" in told
@@ -63,7 +63,7 @@ def test_a_log_without_conversations_is_one_line(tmp_path: Path, capsys: pytest.
     assert "broken line (not JSON) (log.jsonl, line 1)" in capsys.readouterr().err
 
 
-def test_from_the_log_to_a_trained_policy_with_the_validity_below_its_table(
+def test_a_log_becomes_a_trained_policy_and_its_validity_is_reported(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["logs", "prepare", str(log), "--out", "out", *SMALL]) == 0
@@ -80,7 +80,8 @@ def test_from_the_log_to_a_trained_policy_with_the_validity_below_its_table(
 
 
 def answer(request: Request) -> str:
-    """A chat model that extracts goals (two facts, one of them made up), plays the user and says how it ended."""
+    """A chat model that extracts goals (two facts, one of them made up), plays the user and says how a conversation
+    ended."""
     if request.schema is None:
         return "Good."
     wanted = request.schema["properties"]
@@ -91,7 +92,7 @@ def answer(request: Request) -> str:
     return json.dumps({"current_answer": "", "thought": "", "response": "yes, order 12"})
 
 
-def test_with_an_endpoint_goals_are_checked_against_the_log_and_asked_for_once(
+def test_with_an_endpoint_goals_are_extracted_once_and_checked_against_the_log(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     upshot.Trainer.tiny(["please", "refund", "order", "done", "which", "one", "?", "yes"], max_tokens=8).save("model")
@@ -108,20 +109,18 @@ def test_with_an_endpoint_goals_are_checked_against_the_log_and_asked_for_once(
     assert json.loads(Path("out/validity.json").read_text())["simulated"] == 1.0
 
 
-def test_a_new_tiny_model_must_be_fitted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_tiny_user_model_must_be_fitted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "prepare", str(log), "--out", "out", "--base", "tiny"]) == 2
     assert "add --fit-user" in capsys.readouterr().err
 
 
-def test_other_settings_are_refused_until_another_folder_is_named(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_settings_need_another_folder(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "prepare", str(log), "--out", "out", "--quiet"]) == 0
     assert main(["logs", "prepare", str(log), "--out", "out", "--held-out", "0.3", "--quiet"]) == 2
     assert "was started with other settings (held_out: 0.1, now 0.3)" in capsys.readouterr().err
 
 
-def test_json_is_one_document_with_realism_and_validity_also_when_nothing_is_left_to_do(
+def test_json_output_has_realism_and_validity_even_if_nothing_is_left_to_do(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = []

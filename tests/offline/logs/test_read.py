@@ -1,4 +1,4 @@
-"""`upshot logs look`: every format is read, every bad input is counted with its place, and the rest goes on."""
+"""`upshot logs look`: every format is read, every bad record is counted with its place, and the rest continues."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("ending", ["jsonl", "json"])
-def test_every_format_is_the_same_conversation(name: str, ending: str, tmp_path: Path) -> None:
+def test_every_format_gives_the_same_conversation(name: str, ending: str, tmp_path: Path) -> None:
     (talk,), reader = reading(tmp_path / f"logs.{ending}", json.dumps(FORMATS[name]))
     assert said(talk) == PLAIN and not reader.account()
 
@@ -85,7 +85,7 @@ BAD = {
 }
 
 
-def test_each_bad_line_is_counted_with_its_reason_and_place_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_each_bad_line_is_counted_with_reason_and_place_and_the_rest_is_read(tmp_path: Path) -> None:
     lines = [json.dumps(TALK), *BAD.values(), "", json.dumps(TALK)]
     talks, reader = reading(tmp_path / "logs.jsonl", "\n".join(lines))
     assert len(talks) == 2
@@ -102,13 +102,13 @@ def test_each_bad_line_is_counted_with_its_reason_and_place_and_the_rest_goes_on
         json.dumps({"messages": [ASKED, {"role": "assistant", "content": "\ud800"}], "customer": "\udfff"}),
     ],
 )
-def test_a_hostile_line_ends_nothing_and_what_is_read_can_be_written(hostile: str, tmp_path: Path) -> None:
+def test_a_hostile_line_stops_nothing_and_the_rest_can_be_written(hostile: str, tmp_path: Path) -> None:
     talks, reader = reading(tmp_path / "a.jsonl", f"{json.dumps(TALK)}\n{hostile}\n{json.dumps(TALK)}\n")
     assert said(talks[0]) == said(talks[-1]) == PLAIN and len(talks) + reader.unread.total() == 3
     assert all(f"{message.content}{talk.customer}".encode() for talk in talks for message in talk.messages)
 
 
-def test_json_nested_too_deeply_ends_its_file_and_not_the_next(tmp_path: Path) -> None:
+def test_json_nested_too_deeply_ends_only_its_own_file(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a":' * 100_000)
     (tmp_path / "b.jsonl").write_text(json.dumps(TALK))
     reader = LogReader([str(tmp_path)])
@@ -120,7 +120,7 @@ def test_a_named_field_that_no_record_has_is_reported(tmp_path: Path) -> None:
     assert reader.account() == ["note: no conversation has the field 'raiting' (--outcome)"]
 
 
-def test_files_of_one_name_in_several_folders_have_places_of_their_own_and_none_is_read_twice(tmp_path: Path) -> None:
+def test_files_of_the_same_name_in_several_folders_are_distinct_and_read_once(tmp_path: Path) -> None:
     for folder in ("train", "test"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "log.jsonl").write_text(json.dumps(TALK))
@@ -130,7 +130,7 @@ def test_files_of_one_name_in_several_folders_have_places_of_their_own_and_none_
     ]
 
 
-def test_a_list_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
+def test_a_truncated_list_keeps_its_complete_items(tmp_path: Path) -> None:
     talks, reader = reading(tmp_path / "logs.json", json.dumps([TALK, TALK])[:-20])
     assert len(talks) == 1 and reader.unread["broken JSON: the rest of the file"] == 1
 
@@ -156,7 +156,7 @@ def test_other_encodings_are_read(encoding: str, notes: int, tmp_path: Path) -> 
     assert reader.notes.total() == notes
 
 
-def test_tools_answer_the_assistant_as_a_user_does_and_calls_stay_visible(tmp_path: Path) -> None:
+def test_tool_answers_count_as_observations_and_calls_stay_visible(tmp_path: Path) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}
     answer = {"role": "tool", "name": "look", "content": "lost"}
     (talk,), _ = reading(tmp_path / "logs.jsonl", json.dumps({"messages": [ASKED, call, answer, TOLD]}))
@@ -164,7 +164,7 @@ def test_tools_answer_the_assistant_as_a_user_does_and_calls_stay_visible(tmp_pa
     assert "look" in talk.messages[1].content and talk.messages[2].content == "[look] lost"
 
 
-def test_calls_of_older_and_other_services_are_seen_and_so_is_what_is_no_text(tmp_path: Path) -> None:
+def test_calls_of_older_and_other_services_and_non_text_content_are_kept(tmp_path: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     old = [
         {"role": "assistant", "function_call": {"name": "look"}},
@@ -183,7 +183,7 @@ def test_calls_of_older_and_other_services_are_seen_and_so_is_what_is_no_text(tm
         assert talk.messages[2].name == "tool" and talk.messages[2].content.endswith("] lost")
 
 
-def test_two_turns_of_one_speaker_are_one_and_a_greeting_is_noted(tmp_path: Path) -> None:
+def test_consecutive_turns_of_one_speaker_are_merged_and_a_greeting_is_noted(tmp_path: Path) -> None:
     talk = {"messages": [{"role": "system", "content": "Be brief."}, TOLD, ASKED, ASKED, TOLD]}
     (found,), reader = reading(tmp_path / "logs.jsonl", json.dumps(talk))
     assert found.system == "Be brief." and len(found.messages) == 2
@@ -278,9 +278,7 @@ def test_fields_are_found_by_usual_names_or_by_path(tmp_path: Path) -> None:
     assert (talk.outcome, talk.customer, talk.kind, talk.time) == (3.0, "7", "parcels", "")
 
 
-def test_a_line_without_end_is_left_out_and_memory_stays_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_line_is_skipped_and_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "LONGEST_LINE", 1 << 16)
     line = json.dumps(TALK) + "\n"
     with (tmp_path / "logs.jsonl").open("w") as file:
@@ -310,7 +308,7 @@ def test_a_long_json_list_is_read_piece_by_piece(tmp_path: Path, monkeypatch: py
         (["logs.jsonl", "--roles", "clerk"], "should read NAME=ROLE"),
     ],
 )
-def test_wrong_words_on_the_command_line_are_one_line(
+def test_wrong_command_line_arguments_are_one_line(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -333,13 +331,13 @@ def test_personal_data_is_masked_and_counted_unless_kept(tmp_path: Path) -> None
 
 
 @given(st.text(max_size=200))
-def test_masking_twice_changes_nothing_more(text: str) -> None:
+def test_masking_is_idempotent(text: str) -> None:
     once = mask(text, Counter())
     assert mask(once, Counter()) == once
 
 
 @given(st.lists(st.integers(0, 9), min_size=12, max_size=18), st.integers(1, 9))
-def test_a_card_number_with_one_digit_changed_is_none(digits: list[int], change: int) -> None:
+def test_a_card_number_with_a_wrong_check_digit_is_not_masked(digits: list[int], change: int) -> None:
     def with_check(own: list[int]) -> str:
         return next(text for last in "0123456789" if is_card(text := "".join(map(str, own)) + last))
 
@@ -348,6 +346,6 @@ def test_a_card_number_with_one_digit_changed_is_none(digits: list[int], change:
     assert is_card(number) and not is_card(changed)
 
 
-def test_no_file_is_a_user_error() -> None:
+def test_a_missing_file_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"no file 'gone\.jsonl'"):
         LogReader(["gone.jsonl"])

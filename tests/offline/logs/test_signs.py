@@ -1,4 +1,4 @@
-"""Signs, their outcomes with intervals, and the page that shows them."""
+"""Signs in the logs, their outcomes with intervals, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def talk(*said: str, outcome: float | None = None, place: str = "here", kind: st
     return LoggedConversation(messages, outcome=outcome, place=place, kind=kind)
 
 
-def test_signs_are_read_off_the_words() -> None:
+def test_signs_are_recognised_by_words() -> None:
     plain = talk("my line is dead", "done", "thanks", "bye")
     assert not any(sign(plain) for sign in (asks, repeats, corrected, abandoned))
     assert asks(talk("hi", "which order?")) and abandoned(talk("hi", "which order?"))
@@ -55,12 +55,12 @@ def test_signs_are_read_off_the_words() -> None:
         ("17", "Other"),
     ],
 )
-def test_languages_by_script_and_common_words(said: str, name: str) -> None:
+def test_languages_are_told_by_script_and_common_words(said: str, name: str) -> None:
     assert language(talk(said, "ok")) == name
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=40))
-def test_a_growing_mean_is_the_mean_and_lies_in_its_interval(values: list[float]) -> None:
+def test_the_running_mean_is_the_mean_and_lies_in_its_interval(values: list[float]) -> None:
     mean = Mean()
     for value in values:
         mean.add(value)
@@ -70,7 +70,7 @@ def test_a_growing_mean_is_the_mean_and_lies_in_its_interval(values: list[float]
     assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
 
 
-def test_zeros_and_ones_have_wilsons_interval_and_nothing_has_none() -> None:
+def test_zeros_and_ones_have_wilsons_interval_and_no_values_have_none() -> None:
     mean = Mean()
     assert mean.estimate() is None
     for value in (1.0, 0.0, 1.0, 1.0):
@@ -90,7 +90,7 @@ def test_the_survey_compares_outcomes_with_and_without_a_sign() -> None:
     assert sign["share"]["n"] == 31, "conversations without an outcome have signs, too"
 
 
-def test_the_telling_conversations_are_the_worst_and_the_best_and_no_more_than_twenty() -> None:
+def test_the_shown_conversations_are_the_worst_and_best_and_at_most_twenty() -> None:
     survey = Survey()
     for number in range(100):
         survey.add(talk("hi", "ho", outcome=number / 100, place=str(number)))
@@ -99,7 +99,7 @@ def test_the_telling_conversations_are_the_worst_and_the_best_and_no_more_than_t
     assert places[0] == 0 and places[TELLING] == 99
 
 
-def test_the_page_holds_no_markup_of_the_logs_and_needs_no_network(
+def test_the_page_escapes_markup_in_logs_and_needs_no_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile = "<script>alert(1)</script> & <img src=http://x>"
@@ -117,7 +117,7 @@ def test_the_page_holds_no_markup_of_the_logs_and_needs_no_network(
     assert "default-src 'none'" in text and "<b>outcome 1</b>" in text and "logs.jsonl, line 1," in text
 
 
-def test_better_and_worse_are_said_only_of_some_conversations_whose_intervals_are_apart() -> None:
+def test_better_and_worse_need_enough_conversations_and_separate_intervals() -> None:
     def found(value: float, n: int) -> dict[str, float]:
         return wilson(round(value * n), n).to_dict()
 
@@ -128,7 +128,7 @@ def test_better_and_worse_are_said_only_of_some_conversations_whose_intervals_ar
     assert side({"with": {}, "without": found(0.5, 100)}) == ""
 
 
-def test_no_conversation_at_all_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_readable_conversation_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs.jsonl").write_text("nothing\n")
     assert main(["logs", "look", str(tmp_path / "logs.jsonl"), "--out", str(tmp_path / "page.html")]) == 1
     assert "broken line (not JSON) (logs.jsonl, line 1)" in capsys.readouterr().out
@@ -167,6 +167,7 @@ def test_kinds_beyond_the_first_are_one_kind_and_none_is_lost() -> None:
     assert len(kinds) == KINDS + 1 and kinds[OTHERS]["n"] == 7
 
 
-def test_halves_and_twos_are_no_zeros_and_ones() -> None:
-    estimate = mean_of(*[0.5] * 8, 2.0).estimate()  # their squares add up to their sum, as those of zeros and ones do
+def test_halves_and_twos_are_not_taken_for_zeros_and_ones() -> None:
+    # The sum of their squares equals their sum, as it does for zeros and ones.
+    estimate = mean_of(*[0.5] * 8, 2.0).estimate()
     assert estimate is not None and estimate.mean == pytest.approx(6 / 9) and estimate.high > 0.9

@@ -1,4 +1,4 @@
-"""Validity: what the number is, its interval, and what follows from it. Facts and splits are checked here, too."""
+"""Validity of a simulated user: the number, its interval, and the verdict; also the splits and the check of facts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_concordance_is_the_share_of_pairs_in_the_right_order(pairs: list[tuple[
         assert 0 <= found["low"] <= found["high"] <= 1
 
 
-def test_with_two_outcomes_it_is_the_auc_and_its_interval_narrows() -> None:
+def test_with_two_outcomes_concordance_is_the_auc_and_its_interval_narrows() -> None:
     few = [(0.9, 1.0), (0.2, 0.0), (0.4, 1.0), (0.6, 0.0)]
     found, more = concordance(few), concordance(few * 20)
     assert found is not None and more is not None
@@ -67,11 +67,11 @@ def test_a_simulation_that_predicts_may_be_trained_on() -> None:
     assert found["groups"]["a"]["concordance"] is None, "of one outcome nothing can be said"
 
 
-def test_a_handful_of_replies_concludes_nothing() -> None:
+def test_a_handful_of_replies_is_inconclusive() -> None:
     assert measure(lines(RIGHT[:20], COIN[:20]), [], 0.5)["verdict"] == "do not use"
 
 
-def test_noise_is_not_used() -> None:
+def test_a_simulation_that_is_noise_is_not_recommended() -> None:
     found = measure(lines([0.1, 0.9, 0.9, 0.1] * 20, COIN), [], 0.5)
     assert found["verdict"] == "do not use"
 
@@ -85,12 +85,12 @@ def test_noise_is_not_used() -> None:
     ],
     ids=["too rosy", "length knows as much", "weak"],
 )
-def test_what_ranks_but_should_not_be_trained_on_says_so(scores: list[float], words: list[int]) -> None:
+def test_a_simulation_that_only_ranks_is_not_recommended_for_training(scores: list[float], words: list[int]) -> None:
     trained = [{"words": 1, "outcome": 0.0}, {"words": 2, "outcome": 1.0}]
     assert measure(lines(scores, COIN, words), trained, 0.5)["verdict"] == "only for ranking"
 
 
-def test_missing_scores_are_counted_and_not_zero() -> None:
+def test_missing_scores_are_counted_and_not_treated_as_zero() -> None:
     found = measure([*lines(RIGHT, COIN), {"outcome": 1.0, "missing": "timeout"}], [], 0.5)
     assert (found["replies"], found["missing"]) == (80, {"timeout": 1}) and found["simulated"] == pytest.approx(0.5)
 
@@ -105,7 +105,7 @@ SAID = (Message("user", "hi"), Message("assistant", "hello"), Message("user", "b
 
 
 def play(total: Score, count: int = 1) -> tuple[list[Conversation], list[str | None]]:
-    """What is played of some logged replies, and what the job hears of failures, where all have this score."""
+    """The logged replies that are played and the failures that the job reports, if all replies have this score."""
     played: list[Conversation] = []
     failures: list[str | None] = []
 
@@ -137,7 +137,7 @@ def test_the_simulation_starts_from_the_logged_system_prompt_as_training_does() 
     assert [m.role for m in conversation.row.messages] == ["system", "user"]
 
 
-def test_a_simulation_that_cannot_answer_is_a_result_and_an_endpoint_that_is_down_is_not() -> None:
+def test_a_simulation_that_cannot_answer_is_a_result_but_an_outage_is_not() -> None:
     assert play(Score.missing(Reason.BAD_ANSWER, "nothing"), 3)[1] == [None] * 3
     assert play(Score.missing(Reason.CONNECTION, "refused"), 2)[1] == ["connection"] * 2
     mostly_silent = [*lines(RIGHT, COIN), *[{"outcome": 1.0, "missing": "bad_answer"}] * 81]
@@ -167,7 +167,7 @@ def hold(talks: Iterable[LoggedConversation]) -> TalkStore:
 
 
 def split(talks: Iterable[LoggedConversation], share: float, seed: int) -> tuple[list[int], list[int], str]:
-    """Places of the train and of the held-out conversations, and how they were chosen."""
+    """Indexes of the training and the held-out conversations, and how they were chosen."""
     store = hold(talks)
     how = store.hold_out(share, seed)
     train, held_out = ([number - 1 for (number,) in store.rows("rowid", "held = ?", side)] for side in (0, 1))
@@ -193,7 +193,7 @@ customers = st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=4, max_
 
 
 @given(customers, st.integers(0, 5))
-def test_no_customer_is_on_both_sides(names: list[str], seed: int) -> None:
+def test_no_customer_is_in_both_splits(names: list[str], seed: int) -> None:
     talks = [talk(f"hello {at}", "hi", customer=name) for at, name in enumerate(names)]
     train, held_out, _ = split(talks, 0.25, seed)
     assert sorted([*train, *held_out]) == list(range(len(talks)))
@@ -225,7 +225,7 @@ def test_repeated_conversations_are_counted_and_so_are_those_whose_outcomes_diff
     assert store.describe_repeats() == []
 
 
-def test_of_more_conversations_than_wanted_some_stay_evenly_from_all_of_them() -> None:
+def test_a_limit_on_conversations_keeps_an_even_sample() -> None:
     store = TalkStore(":memory:")
     store.fill((talk(str(n), "b") for n in range(1000)), 100)
     kept = [int(one.messages[0].content) for one in store.read()]
@@ -233,7 +233,7 @@ def test_of_more_conversations_than_wanted_some_stay_evenly_from_all_of_them() -
     assert all(5 <= sum(start <= n < start + 100 for n in kept) <= 15 for start in range(0, 1000, 100))
 
 
-def test_a_model_that_plays_everybody_learns_three_sides() -> None:
+def test_one_model_for_all_roles_learns_all_three_of_them() -> None:
     user, assistant, verdict = fit_dialogues(talk("hi", "ho", outcome=1.0, system="Be brief."), "say hi", 0.5)
     assert [message.role for message in user] == ["system", "assistant", "user", "assistant"]
     assert user[-1].content == "[END]" and assistant[0].content == "Be brief."
@@ -241,7 +241,7 @@ def test_a_model_that_plays_everybody_learns_three_sides() -> None:
     assert len(fit_dialogues(talk("hi", "ho"), "say hi", 0.5)) == 2, "a missing outcome is not bad"
 
 
-def test_prefixes_are_of_all_depths_and_as_often_as_they_were_logged(tmp_path: Path) -> None:
+def test_prefixes_have_all_depths_in_their_logged_frequency(tmp_path: Path) -> None:
     own = talk("a", "b", "c", "d", outcome=1.0, place="x")
     rows = list(prefixes([(own, "goal"), (own, "goal"), (own, "other")], "train"))
     assert [len(row["prompt"]) for row in rows] == [1, 3] * 3

@@ -1,4 +1,5 @@
-"""`upshot recipe import`: settings of the originals become a recipe, and what does not is listed with the reason."""
+"""`upshot recipe import`: settings of the originals become a recipe; settings without a counterpart are listed with
+reasons."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ ENABLE_COLLABLLM_LOGGING=0 CUDA_VISIBLE_DEVICES=0,1 \
 
 
 def carried(script: str) -> ImportedRecipe:
-    """What the first launch of a script becomes."""
+    """What the first training command of a script becomes."""
     return carry(next(read_script(script)))
 
 
@@ -96,7 +97,7 @@ DROP = ("--drop=made.up", "--drop=actor_rollout_ref.rollout.shiny")
 
 
 def imported(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], name: str = "theirs.sh"):
-    """The recipe and what the command told on stderr."""
+    """The recipe and what the command printed on stderr."""
     (tmp_path / name).write_text(text)
     assert main(["recipe", "import", str(tmp_path / name), "--out", str(tmp_path / "mine.yaml"), *DROP]) == 0
     return load_recipe(str(tmp_path / "mine.yaml")).recipe, capsys.readouterr().err
@@ -108,7 +109,7 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
     assert recipe.task.options["train_file"] == "~/data/collabllm-math-hard-large/rl_train.parquet"
     assert {m.name: m.weight for m in recipe.reward.metrics} == {
         "accuracy": 1,
-        "document->bleu": 0.5,  # of the document that the judge extracts, as there
+        "document->bleu": 0.5,  # from the document that the judge extracts, as in the original
         "token_amount": -1e-4,
     }
     train = recipe.train
@@ -124,14 +125,14 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
     assert recipe.models["judge"].model == recipe.models["user"].model == "openai/gpt-4o-mini"
     assert "not carried: made.up=1: no counterpart is known" in told
     assert "fsdp_config.param_offload=True: each process holds the weights" in told
-    assert "rollout.shiny=1: no counterpart is known" in told  # what nobody knows may change the result
+    assert "rollout.shiny=1: no counterpart is known" in told  # an unknown setting may change the result
     assert recipe.train.optimizer.weight_decay == 0.01  # verl's default
-    assert "resume_from_path" not in told  # null is the key left out
+    assert "resume_from_path" not in told  # null: the key is left out
 
 
 def test_the_classmate_forks_script_becomes_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, told = imported(tmp_path, CLASSMATE, capsys)
-    assert recipe.task.name == "gsm8k" and recipe.seed == 0  # a launch in a comment is none
+    assert recipe.task.name == "gsm8k" and recipe.seed == 0  # a command in a comment does not count
     assert recipe.task.options["train_file"] == "./data/gsm8k/train.parquet"
     options = recipe.futures.options
     assert recipe.futures.name == "classmates" and options["weight"] == 0.5 and options["keep"] == "first-100-tokens"
@@ -148,7 +149,11 @@ def test_collabllms_own_script_becomes_a_recipe(tmp_path: Path, capsys: pytest.C
     recipe, _ = imported(tmp_path, ONLINE, capsys)
     assert recipe.train.method == "online-dpo" and recipe.train.prompts_per_step == 1 * 4 * 8
     weights = {metric.name: metric.weight for metric in recipe.reward.metrics}
-    assert weights == {"accuracy": 1, "interactivity": 0.5, "token_amount": -0.0005}  # thousands there, tokens here
+    assert weights == {
+        "accuracy": 1,
+        "interactivity": 0.5,
+        "token_amount": -0.0005,
+    }  # thousands in the original, tokens here
     assert recipe.futures.rounds == 2  # four messages are two rounds
     assert recipe.models["judge"].model == "anthropic/claude-3-5-sonnet-latest" and recipe.model.lora.r == 32
     assert recipe.futures.user.options["temperature"] == 0.9 and recipe.episode.temperature == 0.6
@@ -179,12 +184,12 @@ def test_the_files_that_a_script_names_are_read_beside_it(tmp_path: Path) -> Non
         == 0
     )
     recipe = load_recipe(str(tmp_path / "m.yaml")).recipe
-    assert recipe.seed == 3 and recipe.train.prompts_per_step == 16  # the script has the last word
+    assert recipe.seed == 3 and recipe.train.prompts_per_step == 16  # the script overrides it
     assert (recipe.models["user"].model, recipe.models["user"].retries) == ("openai/gpt-4o", 5)
     assert recipe.futures.user.options == {"model": "user", "max_tokens": 512, "temperature": 0.7}
 
 
-def test_sft_and_dpo_learn_from_their_file(tmp_path: Path) -> None:
+def test_sft_and_dpo_train_on_their_data_file(tmp_path: Path) -> None:
     script = "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=d/medium/sft_train.parquet optim.lr=1e-6 $@"
     recipe = carried(script).recipe
     defaults = {"weight_decay": 0.01, "betas": [0.9, 0.95]}, {"name": "cosine", "warmup_steps": 0.1}  # verl's
@@ -198,7 +203,9 @@ def test_a_published_set_must_be_prepared_before_sft_learns_from_it() -> None:
     script = "torchrun -m scripts.train.sft --dataset_repo collabllm/collabllm-multiturn-medium --model_name m"
     done = carried(script)
     assert done.recipe["train"] == {"method": "sft", "data": "data/medium/sft_train.parquet"}
-    assert done.recipe["eval"] == {"data": "data/medium/sft_validation.parquet"}  # or eval.every keeps it from starting
+    assert done.recipe["eval"] == {
+        "data": "data/medium/sft_validation.parquet"
+    }  # otherwise eval.every stops it from starting
     command = "upshot data prepare --dataset collabllm/collabllm-multiturn-medium --for sft --out data/medium"
     assert command in done.left[-1][2]
 
@@ -225,11 +232,15 @@ def test_a_script_that_builds_data_becomes_the_line_that_builds_it(
     assert (args.policy, args.user) == ("openai/gpt-4o", "http://host:1/v1#mine") and args.temperature == 0.8
     assert args.judge == "anthropic/claude-3-5-sonnet-latest" and args.rounds == 2
     assert args.metrics == "runnable code->pass_rate=1,token_amount=-0.0005"
-    assert (args.proactive_share, args.proactive, args.system_share) == (0.5, "json", 0)  # their defaults, not ours
+    assert (args.proactive_share, args.proactive, args.system_share) == (
+        0.5,
+        "json",
+        0,
+    )  # the original's defaults, not ours
     assert args.push is None and "not carried: --hf_entity" in said.err
 
 
-def test_the_kl_of_the_reward_the_entropy_bonus_and_the_loss_are_carried() -> None:
+def test_the_kl_in_the_reward_the_entropy_bonus_and_the_loss_are_carried_over() -> None:
     script = (
         "python -m verl.trainer.main_ppo algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01 "
         "actor_rollout_ref.actor.use_kl_loss=False actor_rollout_ref.actor.kl_loss_coef=0.5 "
@@ -249,13 +260,13 @@ def test_a_lower_bound_goes_into_the_line_that_prepares_the_data() -> None:
     assert "--for sft --min accuracy=0.5 --out" in carried(script).left[-1][2]
 
 
-def test_a_key_inside_a_value_is_not_shown() -> None:
+def test_a_secret_inside_a_value_is_not_shown() -> None:
     script = """torchrun -m scripts.train.ppo --user_generation_kwargs '{"model": "$M", "api_key": "sk-1"}'"""
     [(name, shown, _)] = carried(script).left
     assert name == "--user_generation_kwargs" and "sk-1" not in str(shown)
 
 
-def test_what_is_none_of_theirs_is_refused(tmp_path: Path) -> None:
+def test_files_that_launch_no_known_original_are_refused(tmp_path: Path) -> None:
     for name, text, match in (
         ("a.sh", "echo hello", "launches nothing"),
         ("b.sh", "python examples/finetune.py --seed 1", "launches 'examples/finetune.py', which has no"),
@@ -283,14 +294,14 @@ def test_a_setting_of_an_unknown_original_says_where_it_is_here(
     assert "--logging_first_step=True (no counterpart is known)" in err
 
 
-def test_ppo_starts_from_the_model_that_sft_made(tmp_path: Path) -> None:
+def test_ppo_starts_from_the_model_that_sft_trained(tmp_path: Path) -> None:
     script = "torchrun -m scripts.train.ppo --dataset_name math-hard --model_name outputs/sft --base_model_name a/b"
     done = carried(script)
     assert done.recipe["model"] == {"path": "outputs/sft"}
     assert ("--base_model_name", "a/b", "the adapter in --model_name names its own base") in done.left
 
 
-def test_prompts_that_are_too_long_are_left_out_as_there() -> None:
+def test_prompts_that_are_too_long_are_dropped_as_in_the_original() -> None:
     start = "python -m verl.trainer.main_ppo data.truncation="
     rules = {"error": None, "left": "truncate", "error data.filter_overlong_prompts=True": "filter"}
     for words, rule in rules.items():
@@ -299,14 +310,14 @@ def test_prompts_that_are_too_long_are_left_out_as_there() -> None:
     assert "known values: error, left" in why
 
 
-def test_models_keep_the_names_of_who_serves_them() -> None:
+def test_models_keep_the_name_of_their_provider() -> None:
     judge = "+reward_model.reward_kwargs.llm_judge_kwargs.model"
     assert carried(f"python -m verl.trainer.main_ppo {judge}=deepinfra/Qwen/Qwen3-32B").recipe["models"] == {
         "judge": "deepinfra/Qwen/Qwen3-32B"
     }
     fork = "python -m verl.trainer.main_ppo reward_model.llm_judge_model_name=Qwen/Qwen3-32B"
     assert carried(fork).recipe["models"] == {"judge": "local:Qwen/Qwen3-32B"}
-    for key in ("sandbox_fusion_url", "sandbox_fusion.url"):  # of the fork, and of verl
+    for key in ("sandbox_fusion_url", "sandbox_fusion.url"):  # from the fork, and from verl
         script = f"python -m verl.trainer.main_ppo reward_model.{key}=http://host:8082/run_code"
         assert carried(script).recipe["sandbox"] == "fusion+http://host:8082"
 
@@ -321,7 +332,7 @@ SEPARATED = f"""python3 -m verl.trainer.qwen_classmate_cot_main_ppo \\
 """
 
 
-def test_the_classmates_of_a_yaml_are_asked_for_and_read_where_it_is_given(
+def test_classmates_in_a_yaml_are_read_if_it_is_given_and_requested_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, config, out = tmp_path / "run.sh", tmp_path / "trainer.yaml", tmp_path / "mine.yaml"
@@ -345,7 +356,7 @@ def test_the_classmates_of_a_yaml_are_asked_for_and_read_where_it_is_given(
     assert "Its rows are of the task 'gsm8k'" in out.read_text().splitlines()[0]
 
 
-def test_a_map_of_classmates_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_map_of_classmates_is_used_unchanged(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SEPARATED)
     served = {"Qwen/Qwen3-0.6B": {"outward_host": "node7", "port": 8001, "served_model_name": "q", "model_index": 0}}
     (tmp_path / "map.json").write_text(json.dumps(served))
@@ -365,7 +376,7 @@ def test_a_reward_model_scores_replies_and_classmates_alike() -> None:
     assert done.recipe["task"]["behaviour"] == "general-quality"
 
 
-def test_a_task_that_nobody_can_read_off_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_cannot_be_inferred_is_requested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, out = tmp_path / "a.sh", tmp_path / "a.yaml"
     script.write_text("python -m verl.trainer.main_ppo data.train_files=data/riddles/train.parquet")
     assert main(["recipe", "import", str(script), "--out", str(out)]) == 2
@@ -375,8 +386,8 @@ def test_a_task_that_nobody_can_read_off_is_asked_for(tmp_path: Path, capsys: py
     assert recipe.task.name == "exact-match" and recipe.train.lr == 1e-5
 
 
-def test_what_open_instruct_means_otherwise_is_named_and_not_carried() -> None:
-    """A flag means what its own program means by it, and what has no counterpart is said with its reason."""
+def test_settings_with_another_meaning_in_open_instruct_are_named_and_not_carried_over() -> None:
+    """A flag means what its own program means by it; a flag without a counterpart is listed with its reason."""
     dpo = "accelerate launch open_instruct/dpo_tune_cache.py"
     mixed = f"{dpo} --mixer_list a/b 100 c/d 50 --beta 5 --loss_type dpo_norm"
     left = {name: why for name, _, why in carried(mixed).left}
@@ -391,7 +402,7 @@ def test_what_open_instruct_means_otherwise_is_named_and_not_carried() -> None:
     done = carried(f"{rl} {more}")
     left = {name: why for name, _, why in done.left}
     assert "token_budget" in left["--per_device_train_batch_size"] and "known values: 1" in left["--num_epochs"]
-    assert left["--max_turns"] == "no counterpart is known"  # CollabLLM's flag of that name is another one
+    assert left["--max_turns"] == "no counterpart is known"  # CollabLLM's flag of that name means something else
     assert done.recipe["train"]["kl"]["weight"] == 0.02 and done.recipe["train"]["prompts_per_step"] == 16
     assert done.recipe["task"] == {"name": "gsm8k", "file": "ai2-adapt-dev/rlvr_gsm8k_zs"}
     assert done.recipe["sandbox"] == "opencode+http://host:1234"
@@ -422,7 +433,7 @@ def test_an_import_that_would_lose_what_changes_learning_stops(
         capsys.readouterr()
 
 
-def test_turns_of_the_episode_are_carried_where_there_are_no_futures() -> None:
+def test_turns_of_the_episode_are_carried_over_without_futures() -> None:
     start = "python -m verl.trainer.main_ppo data.train_files=$HOME/data/gsm8k/train.parquet actor_rollout_ref.rollout"
     done = carried(
         f"{start}.multi_turn.max_assistant_turns=5 actor_rollout_ref.rollout.multi_turn.tool_config_path=$D/gsm8k.yaml"
@@ -434,7 +445,7 @@ def test_turns_of_the_episode_are_carried_where_there_are_no_futures() -> None:
     assert future.recipe["futures"]["rounds"] == 2 and "episode" not in future.recipe
 
 
-def test_a_multi_turn_config_keeps_its_turns_its_task_and_how_it_samples(tmp_path: Path) -> None:
+def test_a_multi_turn_config_keeps_its_turns_task_and_sampling(tmp_path: Path) -> None:
     config = tmp_path / "gsm8k.yaml"
     rollout = {"max_turns": 3, "task_type": "gsm8k", "sampling_params": {"temperature": 0.8, "max_tokens": 192}, "n": 2}
     actor = {"kl_loss_coef": 1e-4, "use_kl_loss": True}
@@ -444,15 +455,13 @@ def test_a_multi_turn_config_keeps_its_turns_its_task_and_how_it_samples(tmp_pat
     assert recipe["task"] == {"name": "gsm8k"} and recipe["train"]["kl"] == {"weight": 1e-4}
 
 
-def test_a_verl_batch_is_that_of_all_ranks_together() -> None:
+def test_a_verl_batch_size_counts_all_ranks() -> None:
     sft = "torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer data.train_files=d/gsm8k/train.parquet"
     for batch in ("64", "${BATCH:-64}"):
         assert carried(f"{sft} data.train_batch_size={batch}").recipe["train"]["prompts_per_step"] == 64
 
 
-def test_a_judged_behaviour_without_a_judge_is_asked_for_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_judged_behaviour_without_a_judge_requests_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, out = tmp_path / "a.sh", tmp_path / "a.yaml"
     script.write_text("python -m verl.trainer.main_ppo data.train_files=data/sycophancy/train.parquet")
     assert main(["recipe", "import", str(script), "--out", str(out)]) == 2
@@ -460,14 +469,14 @@ def test_a_judged_behaviour_without_a_judge_is_asked_for_one(
     assert main(["recipe", "import", str(script), "models.judge=http://host:1/v1#j", "--out", str(out)]) == 0
 
 
-def test_a_monitor_is_on_where_the_fork_has_it_on() -> None:
+def test_a_monitor_is_on_if_the_fork_has_it_on() -> None:
     start = "python -m verl.trainer.main_ppo data.train_files=d/gsm8k/train.parquet reward_model.do_cot_monitor="
     on = carried(f"{start}True").recipe
     assert on["eval"] == {"monitor": "monitor"} and on["models"] == {"monitor": "openai/gpt-4o-mini"}
     assert "eval" not in carried(f"{start}False").recipe
 
 
-def test_a_map_of_classmates_has_the_last_word_over_the_list_of_a_yaml(tmp_path: Path) -> None:
+def test_a_map_of_classmates_overrides_the_list_in_a_yaml(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SEPARATED)
     served = {"Qwen/Qwen3-0.6B": {"outward_host": "node7", "port": 8001, "served_model_name": "q", "model_index": 0}}
     (tmp_path / "map.json").write_text(json.dumps(served))
@@ -510,7 +519,7 @@ def test_scripts_that_train_nothing_have_a_command(
     assert line in capsys.readouterr().out
 
 
-def test_a_variable_of_a_loop_is_an_argument_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_variable_becomes_an_argument_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "merge.sh"
     script.write_text(
         "for (( j=0; j<3; j++ )); do\n  step_idx=$((40 * (j + 1)))\n  python -m verl.model_merger merge --backend fsdp "
@@ -527,7 +536,7 @@ MULTI_TURN = (
 )
 
 
-def test_a_config_that_a_script_names_is_read_where_it_is_beside_it(tmp_path: Path) -> None:
+def test_a_config_that_a_script_names_is_read_if_it_is_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "examples" / "multiturn"
     (folder / "config").mkdir(parents=True)
     script, config = folder / "run.sh", folder / "config" / "gsm8k_turns.yaml"
@@ -540,7 +549,7 @@ def test_a_config_that_a_script_names_is_read_where_it_is_beside_it(tmp_path: Pa
         assert done.recipe["train"]["prompts_per_step"] == 16, "what the words set stands"
 
 
-def test_the_file_of_the_interaction_is_read_where_the_script_says_it_is(tmp_path: Path) -> None:
+def test_the_interaction_file_is_read_from_the_path_in_the_script(tmp_path: Path) -> None:
     folder = tmp_path / "recipe" / "collabllm"
     (folder / "config").mkdir(parents=True)
     script, user = folder / "train.sh", folder / "config" / "talk.yaml"

@@ -1,7 +1,8 @@
-"""Every command that the originals' READMEs and docstrings print: imported, and what comes of it starts.
+"""Every command in the originals' READMEs and docstrings is imported, and the result starts.
 
-CollabLLM's scripts, its verl recipe, the classmate fork, open-instruct. The commands are written down here as data.
-What a machine without a network lacks (models, judges, data) is put in by overrides; the rest is as it was imported.
+The originals are CollabLLM's scripts, its verl recipe, the classmate fork and open-instruct. The commands are listed
+here as data. What a machine without a network lacks (models, judges, data) is supplied by overrides; the rest stays as
+imported.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ REFUSED = {
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys, lists by position."""
+    """Dotted keys; list items by position."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
     found = {k: v for key, item in items for k, v in flat(item, f"{prefix}{key}.").items()}
     return {prefix[:-1]: value, **found} if prefix else found
@@ -233,7 +234,7 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny model and a few rows of everything."""
+    """A folder with a tiny model and a few rows of every kind of data."""
     folder = tmp_path_factory.mktemp("machine")
     module, tokenizer, _, _ = tiny_parts()
     module.save_pretrained(folder / "model")
@@ -254,7 +255,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def put_in(recipe: dict[str, Any], machine: Path) -> list[str]:
-    """Overrides for what this machine has not: models and data of its own, no tracker."""
+    """Overrides for what this machine lacks: local models and data, no tracker."""
     method, own = recipe["train"].get("method", "rl"), [f"model.path={machine / 'model'}", "trackers=[]"]
     own += [f"models.{name}=scripted:echo" for name in recipe.get("models", {}) if name != "peer"]
     own += [f"models.peer=local:{machine / 'model'}"] if "peer" in recipe.get("models", {}) else []
@@ -262,7 +263,7 @@ def put_in(recipe: dict[str, Any], machine: Path) -> list[str]:
         own += ["model.max_context=128"] if "max_context" in recipe["model"] else []
         return [*own, f"train.data={machine / method}.jsonl", f"eval.data={machine / method}.jsonl"]
     kind = {"mmlu": "choice", "dolc": "labelled"}.get(recipe["task"]["name"][:4], "rows")
-    if "file" in recipe["task"]:  # one that is split here
+    if "file" in recipe["task"]:  # a file that is split here
         own += ["model.max_context=128", "episode.max_tokens=8"] if "max_context" in recipe["model"] else []
         return [*own, f"task.file={machine}/train_{kind}.jsonl"]
     own += [f"task.{split}_file={machine}/{split}_{kind}.jsonl" for split in ("train", "validation")]
@@ -276,7 +277,7 @@ def test_a_training_becomes_a_recipe_that_starts(
     command, expected = TRAINS[name]
     (tmp_path / "theirs.sh").write_text(f"set -x\n{command}\n")
     out = tmp_path / "ours.yaml"
-    # A template that is a name in their code has to be let go of by hand.
+    # A template that is a name in their code has to be removed by hand.
     drop = ["--drop=--chat_template"] if "--chat_template" in command else []
     assert main(["recipe", "import", str(tmp_path / "theirs.sh"), "--out", str(out), *drop]) == 0
     recipe = yaml.safe_load(out.read_text())
@@ -286,7 +287,7 @@ def test_a_training_becomes_a_recipe_that_starts(
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_what_trains_nothing_becomes_the_command_that_does_it(
+def test_a_command_that_does_not_train_becomes_the_matching_verb(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, expected = LINES[name]
@@ -299,7 +300,7 @@ def test_what_trains_nothing_becomes_the_command_that_does_it(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_counterpart_or_lacks_something_is_refused(
+def test_commands_without_a_counterpart_or_with_missing_parts_are_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, why = REFUSED[name]

@@ -1,4 +1,4 @@
-"""The table of docs/migrate.md says nothing that is not so: keys, commands, metrics and conversions are all there."""
+"""The table of docs/migrate.md is true: its keys, commands, metrics and conversions all exist."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIELDS = {
     "value",
     "learns",
 }
-"""Of every row; conversions and scripts have a few of their own."""
+"""Rows of every original; conversions and scripts also have a few of their own."""
 OF_CONVERSIONS = {"flags", "names", "sampling", "samples"}
 OF_SCRIPTS = {"keys", "defaults", "options", "make"}
 
@@ -49,7 +49,7 @@ def those(field: str) -> list[Any]:
     return [pytest.param(line, id=f"{name}: {line['theirs']}") for name, line in LINES if field in line]
 
 
-def test_the_page_is_made_of_the_table() -> None:
+def test_the_page_is_generated_from_the_table() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "draw_migrate.py"))["page"]()
     assert (ROOT / "docs" / "migrate.md").read_text(encoding="utf-8") == page
 
@@ -75,13 +75,13 @@ def every_key() -> list[str]:
 
 
 @pytest.mark.parametrize("key", every_key())
-def test_every_key_is_one_of_the_recipe(key: str) -> None:
+def test_every_key_in_the_table_is_a_recipe_key(key: str) -> None:
     *parents, last = key.split(".")
     section = ModelSpec if parents[:1] == ["models"] and len(parents) > 1 else model_at(Recipe, parents)
     if parents == ["models"]:  # a helper model's name
         return
     assert section is not None and issubclass(section, BaseModel), key
-    if last not in section.model_fields and issubclass(section, Named):  # an option of whatever is named
+    if last not in section.model_fields and issubclass(section, Named):  # an option of a registered class
         named = {"task": tasks.get("math-hard"), "futures.user": users.get("llm")}
         thing = kinds.get("classmates") if issubclass(section, FuturesConfig) else named[".".join(parents)]
         assert last in option_types(thing), key
@@ -90,12 +90,12 @@ def test_every_key_is_one_of_the_recipe(key: str) -> None:
 
 
 @pytest.mark.parametrize("line", those("metric"))
-def test_every_metric_is_there(line: dict[str, Any]) -> None:
+def test_every_metric_in_the_table_exists(line: dict[str, Any]) -> None:
     options = {"model": "x"} if line["metric"] == "rm_score" else {}
     check_metric(line["metric"], options, "", **dict.fromkeys(NAMES))
 
 
-def test_every_task_is_there() -> None:
+def test_every_task_in_the_table_exists() -> None:
     for options in read_table()["tasks"].values():
         if options is not None:
             own = {key.removeprefix("task."): value for key, value in options.items()}
@@ -103,7 +103,7 @@ def test_every_task_is_there() -> None:
 
 
 @pytest.mark.parametrize("line", those("command"))
-def test_every_command_and_its_flags_are_there(line: dict[str, Any]) -> None:
+def test_every_command_and_flag_in_the_table_exists(line: dict[str, Any]) -> None:
     program, verb, *words = shlex.split(line["command"])
     words += [word for option in line.get("options", {}).values() for word in option.split()]
     assert program == "upshot" and verb in VERBS

@@ -1,4 +1,4 @@
-"""A run of a few seconds that the tests of this folder talk to."""
+"""A run of a few seconds for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ THIMBLE = {
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained thimble."""
+    """A trained run on a tiny model."""
     return upshot.train(THIMBLE, run_dir=tmp_path_factory.mktemp("runs") / "thimble").path

@@ -1,4 +1,4 @@
-"""`upshot chat`, driven through a real terminal: typed lines, streamed replies, forks with their rewards."""
+"""`upshot chat` in a real terminal: typed lines, streamed replies, forks with their rewards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from upshot.serving.openai.server import OpenAIServer
 
 
 class Tmux:
-    """A terminal of 80 columns with a program in it."""
+    """A terminal of 80 columns that runs a program."""
 
     def __init__(self, command: str, folder: Path) -> None:
         self.socket = str(folder / "tmux")
@@ -34,7 +34,7 @@ class Tmux:
         return subprocess.run(["tmux", "-S", self.socket, *words], capture_output=True, text=True).stdout
 
     def screen(self) -> str:
-        return self("capture-pane", "-p", "-J", "-S", "-200")  # -J: lines as they were written, not as they wrap
+        return self("capture-pane", "-p", "-J", "-S", "-200")  # -J: lines as written, not as wrapped
 
     def type(self, line: str) -> None:
         self("send-keys", "-l", line)
@@ -99,7 +99,7 @@ def test_lines_from_a_pipe_are_a_chat_too_and_a_mistake_is_one_line(
     assert "overrides a recipe, but there is none" in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written_is_told_and_the_chat_goes_on(
+def test_an_unwritable_path_is_reported_and_the_chat_continues(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -112,7 +112,7 @@ def test_a_place_that_cannot_be_written_is_told_and_the_chat_goes_on(
     assert "Errno" not in told
 
 
-def test_a_verdict_without_a_reference_is_refused_and_not_zero(
+def test_a_verdict_without_a_reference_is_refused_instead_of_zero(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions = run_folder.parent / "qa.jsonl"
@@ -125,12 +125,12 @@ def test_a_verdict_without_a_reference_is_refused_and_not_zero(
     assert told.count("your words have none") == 2 and told.count("verifier 0") == 1
 
 
-def test_what_a_model_writes_cannot_act_on_the_terminal() -> None:
+def test_a_models_text_cannot_control_the_terminal() -> None:
     assert clean("a\x1b[31mred\x07\u202e b\n\tc") == "a[31mred b\n\tc"
 
 
 def test_a_reply_from_an_endpoint_comes_in_pieces(run_folder: Path) -> None:
-    """Our own server streams it; what was heard is what came."""
+    """Our own server streams the reply; the pieces add up to it."""
     from upshot.core.http_listener import listen, serve_app
     from upshot.engine.engine import Engine
     from upshot.models.engine_model import EngineModel
@@ -153,15 +153,15 @@ def test_a_reply_from_an_endpoint_comes_in_pieces(run_folder: Path) -> None:
     assert "".join(heard) == said and len(heard) > 1
 
 
-def test_options_that_a_recipe_says_are_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_belong_to_the_recipe_are_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", str(run_folder), "--user", "scripted:echo"]) == 2
     assert "--user: the recipe sets it" in capsys.readouterr().err
 
 
-def test_a_chat_with_a_run_whose_data_are_not_here_needs_no_rows(
+def test_a_chat_with_a_run_needs_no_training_data(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An imported SFT run names a task whose set is on the Hub; what it was trained on is nobody's business here."""
+    """An imported SFT run names a task whose set is on the Hub; the chat does not need its training data."""
     shutil.copytree(run_folder, tmp_path / "sft")
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/quit\n"))
     words = ["task.name=math-hard", "task.file=nowhere.parquet", "reward.metrics=[{name: token_amount}]"]

@@ -1,4 +1,4 @@
-"""`upshot rollout`, `eval RECIPE` and `sweep` on a thimble: what is printed, saved and gone on with."""
+"""`upshot rollout`, `eval RECIPE` and `sweep` on a tiny model: what is printed, saved and resumed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_a_rollout_prints_trees_with_rewards_and_trains_nothing(
     assert len(lines) == 2 and "total" in lines[0]["reward"]
 
 
-def test_the_checkpoint_of_a_run_speaks(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollout_plays_the_checkpoint_of_a_run(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", str(run_folder), "--n", "1"]) == 0
     assert "its best checkpoint" in capsys.readouterr().err
 
 
-def test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with(
+def test_any_task_has_a_held_out_table_with_intervals_that_resumes(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -66,7 +66,7 @@ def test_any_task_has_a_held_out_table_with_intervals_and_is_gone_on_with(
     assert "models.judge=…" in capsys.readouterr().err
 
 
-def test_a_run_alone_is_compared_with_the_model_it_began_from(
+def test_a_run_is_compared_with_its_starting_model_by_default(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_a_run_alone_is_compared_with_the_model_it_began_from(
     assert cell["verifier"]["mean"] == pytest.approx(sum(verdicts[3:]) / 3), "in the unit of the reward beside it"
 
 
-def test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval(
+def test_a_sweep_trains_every_combination_once_and_reports_mean_and_interval(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,7 +96,7 @@ def test_a_sweep_trains_every_combination_once_and_tells_mean_and_interval(
     assert json.loads(capsys.readouterr().out)["rows"] == table["rows"]
 
 
-def test_what_a_sweep_would_train_is_known_before_it_does(recipe: str) -> None:
+def test_a_sweep_lists_its_runs_before_training(recipe: str) -> None:
     settings = plan_runs(recipe, ["train.lr=[1e-3,1e-2]", "futures.samples=[[2],[2,2]]", "seed=5"], seeds=2)
     assert len(settings) == 4 and [run.seed for run, _ in settings[0].runs] == [5, 6]
     assert len({path for setting in settings for _, path in setting.runs}) == 8
@@ -116,7 +116,7 @@ def test_a_sweep_says_what_it_does_not_vary(words: list[str], seeds: int, said: 
     assert tell_fixed(words, seeds).startswith(said) and bool(said) == bool(tell_fixed(words, seeds))
 
 
-def test_students_quantiles_are_those_of_the_tables() -> None:
+def test_students_quantiles_match_published_tables() -> None:
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}
     assert all(abs(student_quantile(0.975, freedom) - t) < 1e-3 for freedom, t in table.items())
     assert cell_text({"values": [1.0], "missing": 0, "mean": 1.0, "low": 1.0, "high": 1.0}) == "1 (1)"

@@ -1,4 +1,4 @@
-"""A realistic run folder: three stages side by side, ragged futures, missing scores, hostile text."""
+"""A realistic run folder: three stages, ragged futures, missing scores, hostile text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def message(role: str, content: str, trained: bool = False, **note: Any) -> dict
 
 
 def future(rng: random.Random, index: int, good: bool) -> dict[str, Any]:
-    """One logged future; some are cut off, some scores are missing."""
+    """One logged future; some are truncated, some scores are missing."""
     if rng.random() < 0.06:
         return {"key": f"f{index}", "messages": [], "ended": None, "missing": "user: budget", "scores": {}}
     turns = [
@@ -59,7 +59,7 @@ def future(rng: random.Random, index: int, good: bool) -> dict[str, Any]:
 
 
 def reward(futures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the futures that have a value, weighted and summed; missing when one metric has none."""
+    """Means over the futures that have a value, weighted and summed; missing if a metric has no value."""
     weights = {"accuracy": 1.0, "interactivity": 0.5, "token_amount": -0.01}
     means: dict[str, Any] = {}
     terms: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def metrics_row(rng: random.Random, context: str, phase: str, step: int, steps: 
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
-    """A .jsonl file, with whatever a killed process left at its end."""
+    """A .jsonl file, optionally ending as a killed process left it."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail, "utf-8")
 
 
@@ -197,7 +197,7 @@ PEERS = {"smol": 0.8, "Qwen/Qwen3-0.6B": 0.4}
 
 
 def classmate_answer(rng: random.Random, key: str, by: str, index: int, right: bool) -> dict[str, Any]:
-    """One logged answer of a classmate to the kept thought; now and then a call that failed."""
+    """One logged answer of a classmate to the kept thought; sometimes a failed call."""
     base = {"key": f"{key}/{by}/1/{index}", "by": by, "turn": 0, "cut": 1, "span": [23, 37], "ended": None}
     if rng.random() < 0.1:
         return {**base, "messages": [], "missing": "timeout", "scores": {"classmate": {"missing": "timeout"}}}
@@ -339,5 +339,5 @@ def classmate_run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_maker() -> Callable[..., Path]:
-    """`make_run`, for tests that want other sizes."""
+    """`make_run`, for tests that need other sizes."""
     return make_run

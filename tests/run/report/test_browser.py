@@ -1,4 +1,4 @@
-"""The page as a reader meets it, in headless Chromium: from a file and from the server. No transcript runs in it."""
+"""The page in headless Chromium, from a file and from the server; no transcript can run code in it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serves run folders, each time by a server in a thread of its own; its address."""
+    """Serves run folders, each with its own server thread; returns the address."""
     import uvicorn
 
     with ExitStack() as servers:
@@ -63,9 +63,10 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture
 def visit(browser: Any, serve: Serve) -> Iterator[Open]:
-    """Opens an address; afterwards nothing went wrong, and nothing was asked of anybody but the page's own place.
+    """Opens an address; at the end checks that nothing failed and that no request left the page's own origin.
 
-    Pages are closed before the servers stop (hence the second fixture): a page that follows a run asks on and on.
+    Pages are closed before the servers stop (hence the second fixture), because a page that follows a run keeps sending
+    requests.
     """
     pages: list[tuple[Any, str, list[str], list[str]]] = []
 
@@ -91,13 +92,13 @@ def visit(browser: Any, serve: Serve) -> Iterator[Open]:
 
 
 def texts(page: Any, selector: str) -> list[str]:
-    """The texts of what matches, once something does: a live page asks the server for what it draws."""
+    """The texts of the matching elements, once there are any: a live page requests what it draws."""
     page.locator(selector).first.wait_for(state="attached")
     return page.locator(selector).all_text_contents()
 
 
 def until(page: Any, expression: str) -> None:
-    """Wait for something to be true in the page; asked from outside, for the page's policy lets nobody evaluate."""
+    """Wait until something is true in the page; evaluated from outside, since the page's policy forbids evaluation."""
     wait_until(lambda: page.evaluate(expression))
 
 
@@ -106,7 +107,7 @@ def tab(page: Any, name: str) -> None:
     page.wait_for_selector(f"[data-tab={name}][aria-current=true]")
 
 
-def test_every_tab_draws_and_the_list_filters(synthetic_run: Path, visit: Open) -> None:
+def test_every_tab_is_drawn_and_the_list_filters(synthetic_run: Path, visit: Open) -> None:
     page = visit(write_report(synthetic_run).as_uri())
     assert page.text_content("h1").strip() == "quickstart finished"
     assert page.locator(".headline tbody tr").count() == 3
@@ -145,7 +146,7 @@ def test_every_tab_draws_and_the_list_filters(synthetic_run: Path, visit: Open) 
     assert "samples: 3" in page.locator(".recipe >> nth=0").text_content()
 
 
-def test_a_reply_is_read_beside_its_goal_and_walked_to_by_keys(visit: Open, synthetic_run: Path) -> None:
+def test_a_reply_is_shown_beside_its_goal_and_reached_by_keys(visit: Open, synthetic_run: Path) -> None:
     page = visit(write_report(synthetic_run).as_uri() + "#conversations")
     page.wait_for_selector(".reading .turn.trained")
     first = page.inner_text(".reading h3")
@@ -228,7 +229,7 @@ def hostile_run(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, serve: Serve, visit: Open) -> None:
+def test_hostile_text_is_shown_and_has_no_effect(live: bool, tmp_path: Path, serve: Serve, visit: Open) -> None:
     run = hostile_run(tmp_path / "run")
 
     def look(address: str) -> None:
@@ -242,7 +243,7 @@ def test_hostile_text_is_shown_and_does_nothing(live: bool, tmp_path: Path, serv
             def opened(shown: str = shown) -> bool:
                 return bool(page.evaluate(shown))
 
-            # The list scrolls to what was opened before: a click may meet the neighbour, and a reader clicks again.
+            # The list scrolls to what was opened before: a click may hit the neighbour, so click again, as readers do.
             while not opened():
                 page.locator(".promptgroup p").nth(number).click()
                 with suppress(AssertionError):
@@ -290,7 +291,7 @@ def test_a_live_run_is_followed_without_a_reload(synthetic_run: Path, serve: Ser
     page.wait_for_selector(".chart[data-title=mean] path.curve")
 
 
-def test_only_what_is_in_sight_of_a_long_list_is_in_the_page(tmp_path: Path, serve: Serve, visit: Open) -> None:
+def test_only_the_visible_part_of_a_long_list_is_in_the_page(tmp_path: Path, serve: Serve, visit: Open) -> None:
     rows = [
         {"step": 1 + n // 1000, "row": f"r{n}", "key": f"r{n}#0", "group": n, "reward": {"total": {"value": n / 5000}}}
         | {"messages": [{"role": "user", "content": f"prompt {n}"}, {"role": "assistant", "content": "ok"}]}
@@ -372,7 +373,7 @@ def test_runs_are_compared_by_results_keys_bands_and_the_same_goal(tmp_path: Pat
 
 
 def token_run(folder: Path) -> Path:
-    """A reply with tokens, two credited spans, and a tree of futures that forked twice, credited along it."""
+    """A reply with tokens, two credited spans, and a tree of futures that fork twice, credited along it."""
     from upshot.core.conversation import Conversation, Message, Row, Sample, Turn
     from upshot.rollout.reply import Rollout
     from upshot.run.folder import RunFolder
@@ -421,7 +422,7 @@ def token_run(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_tokens_are_coloured_and_futures_stand_as_a_tree_with_advantages(
+def test_tokens_are_coloured_and_futures_form_a_tree_with_advantages(
     live: bool, tmp_path: Path, serve: Serve, visit: Open
 ) -> None:
     run = token_run(tmp_path / "run")
@@ -458,7 +459,7 @@ def test_tokens_are_coloured_and_futures_stand_as_a_tree_with_advantages(
 
 
 def spoken_tree(folder: Path) -> Path:
-    """A reply whose two futures fork again, as a run writes it: with the tokens of each later turn of the policy."""
+    """A reply whose two futures fork again, as a run writes it, with the tokens of each later turn of the policy."""
     from upshot.core.conversation import Conversation, Message, Row, Sample
     from upshot.core.score import Score
     from upshot.rewards.credit import Credit, MetricWeight, Reward, Span
@@ -532,7 +533,7 @@ def test_what_the_policy_said_in_futures_is_coloured_by_its_own_advantage(
     look(serve(run) if live else write_report(run).as_uri())
 
 
-def test_a_demonstration_opens_on_its_finding(synthetic_run: Path, visit: Open) -> None:
+def test_a_demonstration_opens_with_its_finding(synthetic_run: Path, visit: Open) -> None:
     table = json.loads((synthetic_run / "table.json").read_text())
     chosen = next(row for row in read_jsonl(synthetic_run / "multiturn" / "rollouts.jsonl") if len(row["futures"]) > 1)
     curve = {"title": "asks", "lines": [{"name": "multiturn", "x": [1, 2], "y": [0.1, 0.9]}]}
@@ -560,10 +561,10 @@ NAMES = ("constructor", "__proto__", "toString", "hasOwnProperty")
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_names_that_every_object_has_are_names_as_any_other(
+def test_names_of_built_in_properties_work_like_any_other(
     live: bool, tmp_path: Path, serve: Serve, visit: Open
 ) -> None:
-    """A reward term named `constructor` blanked the page."""
+    """A reward term named `constructor` once blanked the page."""
     run = tmp_path / "run"
     run.mkdir()
     scores = {name: {"value": 0.5} for name in NAMES}
@@ -623,7 +624,7 @@ def test_a_note_and_tags_of_a_run_are_shown(tmp_path: Path, visit: Open) -> None
     assert "the <b>good</b> one" in alone.inner_text("header") and "baseline" in alone.inner_text("header .tags")
 
 
-def test_two_conversations_stand_side_by_side_with_what_differs_marked(tmp_path: Path, visit: Open) -> None:
+def test_two_conversations_are_shown_side_by_side_with_differences_marked(tmp_path: Path, visit: Open) -> None:
     run = tmp_path / "run"
     run.mkdir()
     said = ["Which size would you like, small or large?", "Which colour would you like, small or large?"]
@@ -652,7 +653,7 @@ def test_two_conversations_stand_side_by_side_with_what_differs_marked(tmp_path:
 
 
 @pytest.mark.parametrize("shown", ["phone, one run", "desk, classmates", "desk, live, three runs"])
-def test_nothing_overflows_and_axe_finds_no_serious_fault(
+def test_nothing_overflows_and_axe_finds_no_serious_violation(
     shown: str, synthetic_run: Path, classmate_run: Path, serve: Serve, visit: Open
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`pip install axe-playwright-python`")

@@ -1,4 +1,4 @@
-"""Curves keep what the eye needs: ends, extremes, gaps."""
+"""Thinned curves keep what the eye needs: ends, extremes, gaps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_null_is_a_gap_and_an_absent_key_is_not(tmp_path: Path) -> None:
     ]
 
 
-def test_a_resumed_run_counts_its_later_values(tmp_path: Path) -> None:
+def test_a_resumed_run_uses_its_later_values(tmp_path: Path) -> None:
     rows = [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}, {"step": 2, "a": 2.5}]
     curves = read_curves(write(tmp_path / "m.jsonl", *rows))
     assert curves.series[""]["a"] == [(1, 1.0), (2, 2.5)]
@@ -79,7 +79,7 @@ def test_a_reason_is_counted_zero_at_steps_where_it_did_not_occur(tmp_path: Path
     assert curves.total("time/step") is None
 
 
-def test_time_and_tokens_add_up_phase_after_phase_where_they_are_logged(tmp_path: Path) -> None:
+def test_time_and_tokens_add_up_across_phases_if_they_are_logged(tmp_path: Path) -> None:
     rows = [
         {"phase": "warm-start", "step": 1, "time/step": 2.0}, {"phase": "warm-start", "step": 2, "time/step": 1.0},
         {"phase": "rl", "step": 1, "time/step": 5.0, "train/tokens": 100}, {"phase": "rl", "step": 1, "eval/x": 1.0},

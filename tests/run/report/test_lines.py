@@ -1,4 +1,4 @@
-"""Half-written logs are read as far as they go."""
+"""Half-written logs are read as far as they are complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from upshot.run.report.lines import LogTail, number, shorten
 
 
-def test_a_cut_last_line_is_skipped_and_said(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_skipped_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n\n{"step": 2}\n{"step": 3, "re')
     log = LogTail(path)
@@ -34,7 +34,7 @@ def test_a_file_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text())), st.integers(0, 400))
-def test_any_cut_of_a_log_keeps_all_whole_lines(rows: list[dict[str, int | str]], cut: int) -> None:
+def test_any_truncation_of_a_log_keeps_all_whole_lines(rows: list[dict[str, int | str]], cut: int) -> None:
     import tempfile
 
     whole = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -50,7 +50,7 @@ def test_any_cut_of_a_log_keeps_all_whole_lines(rows: list[dict[str, int | str]]
 
 
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text())), st.lists(st.integers(0, 300), max_size=5))
-def test_a_log_that_grows_piece_by_piece_is_read_as_a_whole_one(
+def test_a_log_that_grows_piece_by_piece_is_read_like_a_complete_one(
     rows: list[dict[str, int | str]], cuts: list[int]
 ) -> None:
     import tempfile
@@ -62,7 +62,7 @@ def test_a_log_that_grows_piece_by_piece_is_read_as_a_whole_one(
         log = LogTail(path)
         for cut in [*sorted(cuts), len(whole)]:
             path.write_bytes(whole[:cut])
-            log.file = None  # the same file to us, though written anew
+            log.file = None  # the same file to the reader, although written anew
             found += [row for _, _, row in log.read()]
     assert found == rows and not log.cut
 

@@ -1,4 +1,4 @@
-"""What is counted is everything; what is kept fits, and is not chosen by reward; what is looked for is found."""
+"""All replies are counted; those that are kept fit the size and are not chosen by reward; searches find them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_odd_rows_do_not_break_the_index(tmp_path: Path) -> None:
     assert len(found) == 4 and columns(found)["reward"] == [None, None, None, 1]
 
 
-def test_texts_that_no_file_could_hold_do_not_break_the_index(tmp_path: Path) -> None:
+def test_texts_that_cannot_be_encoded_do_not_break_the_index(tmp_path: Path) -> None:
     odd = "lone \ud800 and \x00"
     scores = {odd: {"value": 1.0}, "b": {"missing": odd}}
     row = {"step": 1, "key": odd, "row": odd, "groups": {odd: odd}, "futures": [{"scores": scores, "missing": odd}]}
@@ -139,7 +139,7 @@ def test_an_index_grows_with_its_log_and_new_columns_begin_empty(tmp_path: Path)
     assert chunk["columns"]["step"] == [2] and chunk["strings"] == whole["strings"][2:]
 
 
-def test_a_rewound_log_is_another_generation(tmp_path: Path) -> None:
+def test_a_rewound_log_starts_a_new_generation(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     index = write(path, [reply(1, "one"), reply(2, "two")])
     path.write_text(json.dumps(reply(1, "one")) + "\n")
@@ -147,7 +147,7 @@ def test_a_rewound_log_is_another_generation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ascii", [True, False])
-def test_words_are_found_in_what_was_said_and_not_in_the_logs_own_words(tmp_path: Path, ascii: bool) -> None:
+def test_search_finds_what_was_said_and_not_the_logs_own_keys(tmp_path: Path, ascii: bool) -> None:
     path = tmp_path / "rollouts.jsonl"
     future = {"messages": [{"role": "user", "content": "später", "note": {"thought": "a Hidden wish"}}]}
     rows = [reply(1, 'Say "HELLO"\nnow'), reply(2, "Grüße", futures=[future])]
@@ -183,7 +183,7 @@ def long_run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_what_a_run_indexes_is_what_reading_its_log_finds(long_run: RunFolder) -> None:
+def test_the_index_a_run_writes_equals_one_read_from_its_log(long_run: RunFolder) -> None:
     log = long_run.path / "rollouts.jsonl"
     quick = ReplyIndex(log)
     quick.follow(0.0)
@@ -196,14 +196,14 @@ def test_steps_that_the_index_lacks_are_read(long_run: RunFolder) -> None:
     log = long_run.path / "rollouts.jsonl"
     kept = (long_run.path / INDEX).read_bytes()
     long_run.append_rollouts([talk_reply(random.Random(3), 6, 0, n, 0.5) for n in range(3)])
-    (long_run.path / INDEX).write_bytes(kept)  # as if the run had been killed between the two files
+    (long_run.path / INDEX).write_bytes(kept)  # as if the run had been killed between writing the two files
     found = everything(read_index(log))
     (long_run.path / INDEX).unlink()
     assert found == everything(read_index(log))
 
 
 @pytest.mark.parametrize("harm", ["cut", "no database", "another database", "a folder"])
-def test_an_index_that_cannot_be_read_is_done_without_and_made_again(long_run: RunFolder, harm: str) -> None:
+def test_an_unreadable_index_is_ignored_and_rebuilt(long_run: RunFolder, harm: str) -> None:
     log, file = long_run.path / "rollouts.jsonl", long_run.path / INDEX
     expected = everything(read_index(log))
     content = file.read_bytes()
@@ -224,7 +224,7 @@ def test_an_index_that_cannot_be_read_is_done_without_and_made_again(long_run: R
     assert len(again) == (1 if harm == "a folder" else len(expected["replies"]) + 2), "a run never ends by it"
 
 
-def test_an_index_of_another_log_is_not_believed(long_run: RunFolder, tmp_path: Path) -> None:
+def test_an_index_of_another_log_is_ignored(long_run: RunFolder, tmp_path: Path) -> None:
     other = RunFolder(tmp_path / "other")
     other.path.mkdir()
     rng = random.Random(1)
@@ -233,7 +233,7 @@ def test_an_index_of_another_log_is_not_believed(long_run: RunFolder, tmp_path: 
     assert columns(read_index(other.path / "rollouts.jsonl"))["step"] == [7] * 30
 
 
-def test_a_run_that_goes_back_and_on_is_indexed_as_it_is_now(long_run: RunFolder) -> None:
+def test_a_rewound_and_continued_run_is_indexed_in_its_current_state(long_run: RunFolder) -> None:
     log = long_run.path / "rollouts.jsonl"
     watching = read_index(log)
     long_run.rewind(["rl"], "rl", 2)
@@ -246,7 +246,7 @@ def test_a_run_that_goes_back_and_on_is_indexed_as_it_is_now(long_run: RunFolder
     assert found == everything(read_index(log)) and {step for _, _, _, step, _ in found["replies"]} == {1, 2, 3}
 
 
-def test_a_log_that_is_followed_in_slices_is_taken_from_its_index_alone(
+def test_a_log_followed_in_slices_is_served_from_its_index_alone(
     long_run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = everything(read_index(long_run.path / "rollouts.jsonl"))

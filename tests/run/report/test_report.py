@@ -1,4 +1,4 @@
-"""The page is one file, safe whatever the conversations say, small, and honest about what it leaves out."""
+"""The page is a single file, safe for any conversation, small, and honest about what it leaves out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def embedded(page: Path) -> dict[str, Any]:
 
 
 def replies_of(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The replies that a page carries of a run."""
+    """The replies of a run that the page contains."""
     return [row for packed in run["packed"] for row in json.loads(zlib.decompress(base64.b64decode(packed)))]
 
 
@@ -70,7 +70,9 @@ def test_the_page_has_no_external_references(synthetic_run: Path) -> None:
         "html", "head", "meta", "title", "style", "body", "div", "noscript", "script"
     }  # fmt: skip
     own = "\n".join((ASSETS / name).read_text("utf-8") for name in [*SCRIPTS, "page.css", "page.html"])
-    assert set(re.findall(r"https?://[^\"'\s)]+", own)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
+    assert set(re.findall(r"https?://[^\"'\s)]+", own)) == {
+        "http://www.w3.org/2000/svg"
+    }  # a namespace name, never fetched
     assert not re.search(r"@import|url\(|XMLHttpRequest|WebSocket|import\(", own)
     assert own.count("fetch(") == own.count("new EventSource(") == 1, "of the live page, from its own server"
     policy = next(attrs["content"] or "" for tag, attrs in elements.tags if "http-equiv" in attrs)
@@ -78,7 +80,7 @@ def test_the_page_has_no_external_references(synthetic_run: Path) -> None:
     assert "script-src 'sha256-" in policy and "connect-src 'none'" in policy
 
 
-def test_the_script_never_makes_markup_out_of_text() -> None:
+def test_the_script_never_turns_text_into_markup() -> None:
     own = "\n".join((ASSETS / name).read_text("utf-8") for name in SCRIPTS)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", own)
 
@@ -130,7 +132,7 @@ def test_placeholders_in_the_data_are_left_alone() -> None:
     assert json.loads(Elements(page).scripts[0])["text"] == "%STYLE% %DATA% %SCRIPT% %TITLE%"
 
 
-def test_sub_runs_are_laid_side_by_side_in_the_order_they_started(synthetic_run: Path) -> None:
+def test_sub_runs_are_shown_side_by_side_in_the_order_they_started(synthetic_run: Path) -> None:
     data = embedded(write_report(synthetic_run))
     assert [run["name"] for run in data["runs"]] == ["demo-run", "warm-start", "single-reply", "multiturn"]
     assert data["title"] == "quickstart"
@@ -141,7 +143,7 @@ def test_sub_runs_are_laid_side_by_side_in_the_order_they_started(synthetic_run:
 
 
 def two_runs(folder: Path) -> Path:
-    """Two runs of different recipes in a folder that is none itself."""
+    """Two runs of different recipes in a folder that is not a run itself."""
     for name, state, steps in (("one", "finished", {"warm-start": 300, "rl": 20}), ("two", "running", {"rl": 4})):
         run = folder / name
         run.mkdir(parents=True)
@@ -204,7 +206,7 @@ def test_long_texts_are_cut_in_the_file_and_say_so() -> None:
     )
 
 
-def test_several_folders_are_one_page_with_names_that_tell_them_apart(tmp_path: Path) -> None:
+def test_several_folders_are_one_page_with_distinct_names(tmp_path: Path) -> None:
     first, second = two_runs(tmp_path / "a") / "one", two_runs(tmp_path / "b") / "one"
     data = embedded(write_report([first, second], tmp_path / "page.html"))
     assert [run["name"] for run in data["runs"]] == ["a/one", "b/one"] and data["title"] == "2 runs: recipe-one"
@@ -230,7 +232,7 @@ def test_a_reply_comes_with_its_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "status.json", "versions.json", "table.json"])
 @pytest.mark.parametrize("content", ["", "{", "[]", "null\n", '{"rows": 3}', "\x00\xff"])
-def test_a_broken_file_is_a_sentence_not_a_traceback(name: str, content: str, tmp_path: Path) -> None:
+def test_a_broken_file_gives_a_sentence_instead_of_a_traceback(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     assert write_report(tmp_path).is_file()
 

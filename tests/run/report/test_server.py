@@ -1,4 +1,4 @@
-"""The live page's server: who may ask, what it answers, what it tells of a run that grows."""
+"""The live page's server: who may send requests, what it answers, what it reports of a growing run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def runs(tmp_path: Path) -> Path:
 
 
 async def read_all(watch: RunWatch) -> None:
-    """Follow until nothing is new any more."""
+    """Follow until there is nothing new."""
     following = asyncio.create_task(watch.run())
     while not all(len(run.replies) == 2 for run in watch.shown.runs.values()):
         await asyncio.sleep(0.01)
     following.cancel()
 
 
-def test_everything_of_a_page_is_answered_and_nothing_else(runs: Path) -> None:
+def test_only_requests_of_a_page_are_answered(runs: Path) -> None:
     with TestClient(make_app([runs]), base_url="http://127.0.0.1") as client:
         page = client.get("/")
         assert page.headers["x-frame-options"] == "DENY" and "connect-src 'self'" in page.text
@@ -53,7 +53,7 @@ def test_without_a_token_only_a_loopback_name_is_answered(runs: Path) -> None:
         assert client.get("/page").status_code == 403 and client.get("/").status_code == 403
 
 
-def test_with_a_token_whoever_lacks_it_is_refused(runs: Path) -> None:
+def test_with_a_token_requests_without_it_are_refused(runs: Path) -> None:
     with TestClient(make_app([runs], "secret-token"), base_url="http://10.0.0.7") as client:
         assert client.get("/").status_code == client.get("/page").status_code == 401
         assert client.get("/?token=wrong").status_code == 401
@@ -64,7 +64,7 @@ def test_with_a_token_whoever_lacks_it_is_refused(runs: Path) -> None:
         assert client.get("/page").status_code == 200
 
 
-def test_a_run_that_grows_and_one_that_begins_are_told(runs: Path) -> None:
+def test_a_growing_run_and_a_new_run_are_reported(runs: Path) -> None:
     watch = RunWatch([runs])
     asyncio.run(read_all(watch))
     before, page = watch.state(), json.loads(watch.page())
@@ -99,6 +99,6 @@ def test_the_verb_serves_until_it_is_stopped(runs: Path) -> None:
             assert address.startswith("http://127.0.0.1:")
             with urllib.request.urlopen(f"{address}page") as answer:
                 assert json.load(answer)["title"] == "2 runs: recipe-one, recipe-two"
-        finally:  # an assertion that fails would wait for the server for ever
+        finally:  # a failing assertion would otherwise wait for the server forever
             served.send_signal(signal.SIGTERM)
         assert served.wait() == 0

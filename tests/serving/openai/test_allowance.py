@@ -1,4 +1,5 @@
-"""A share of a GPU is held before the weights come, and what they leave is for pages. The GPU is played."""
+"""A share of a GPU is reserved before the weights are loaded, and the rest of it is used for pages. The GPU is
+simulated."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def test_a_share_is_held_and_what_the_weights_leave_goes_to_pages(monkeypatch: p
         allowance.kv_bytes()
 
 
-def test_a_share_of_no_gpu_and_a_share_that_is_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_share_without_a_gpu_and_an_invalid_share_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="the device is cpu; try --kv-gib"):
         Allowance.hold(0.5, "cpu")
     with pytest.raises(UserError, match="above 0 and at most 1"):

@@ -1,4 +1,4 @@
-"""Long requests: weighed before they are tokenised, read beside the event loop, dropped with their clients."""
+"""Long requests: checked before they are tokenised, tokenised beside the event loop, dropped with their clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTEXT = 4096
 
 
 class WatchedTokenizer:
-    """Notes what it is asked to encode, and waits before long texts when told to."""
+    """Records what it is asked to encode, and waits before long texts if told to."""
 
     def __init__(self, inner: PreTrainedTokenizerFast) -> None:
         self._inner = inner
@@ -52,7 +52,7 @@ def watched(tokenizer: PreTrainedTokenizerFast) -> WatchedTokenizer:
 def server(llama: LlamaForCausalLM, watched: WatchedTokenizer) -> OpenAIServer:
     engine = Engine(llama, settings=EngineSettings(max_waiting=100))
     model = EngineModel(engine, watched, "tiny")
-    watched.encoded.clear()  # of the template's own words
+    watched.encoded.clear()  # from the template's own text
     return OpenAIServer(model)
 
 
@@ -89,7 +89,7 @@ TOO_LONG = "x" * (CHARACTERS_PER_ID * (CONTEXT + 1))
         ("/v1/chat/completions", {"messages": [{"role": "user"}] * (CONTEXT + 1)}, "4097 messages"),
     ],
 )
-def test_what_cannot_fit_is_refused_before_it_is_tokenised(
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(
     server: OpenAIServer, watched: WatchedTokenizer, path: str, body: dict[str, Any], word: str
 ) -> None:
     answer = ask(server, path, body)
@@ -105,13 +105,13 @@ def test_more_prompts_than_can_wait_are_refused_before_they_are_tokenised(
     assert not watched.encoded
 
 
-def test_of_a_million_wrong_items_one_is_told(server: OpenAIServer) -> None:
+def test_of_a_million_wrong_items_one_is_reported(server: OpenAIServer) -> None:
     answer = ask(server, "/v1/completions", {"prompt": [{}] * 1_000_000})
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("prompt.")
     assert len(answer.content) < 1000
 
 
-def test_a_body_over_the_limit_hears_so(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_over_the_limit_gets_a_clear_answer(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upshot.core.http_server.LINGER_S", patience(60))
     answer = ask(server, "/v1/completions", {"prompt": "x" * MAX_BYTES})
     assert answer.status_code == 413 and str(MAX_BYTES) in answer.json()["error"]["message"]
@@ -120,7 +120,7 @@ def test_a_body_over_the_limit_hears_so(server: OpenAIServer, monkeypatch: pytes
 def test_health_and_short_requests_are_answered_while_a_long_one_is_read(
     server: OpenAIServer, watched: WatchedTokenizer
 ) -> None:
-    """And of the long ones whose clients hang up meanwhile, none is read."""
+    """If their clients hang up in the meantime, the long ones are not read."""
     body = {"prompt": "x" * (CONTEXT // 2), "max_tokens": 1}
     long = json.dumps({**body, "user": "u" * LONG_BYTES}).encode()
     headers = {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""What one request may do to others, and to itself: forks, failures, aborts, prompts that keep coming."""
+"""What one request may do to others and to itself: forks, failures, aborts, a constant stream of prompts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_fork_that_can_never_fit_is_refused(llama: LlamaForCausalLM) -> None:
         engine.fork(seq, Rules(max_tokens=200))
 
 
-def test_forks_with_the_same_rules_differ_from_each_other_and_from_their_origin(llama: LlamaForCausalLM) -> None:
+def test_forks_with_the_same_settings_differ_from_each_other_and_from_their_origin(llama: LlamaForCausalLM) -> None:
     engine = Engine(llama, eos_ids=set())
     rules = Rules(max_tokens=30, seed=4)
     seq = running(engine, rules, 4)
@@ -88,7 +88,7 @@ def test_forks_with_the_same_rules_differ_from_each_other_and_from_their_origin(
     assert len(set(tails)) == 5
 
 
-def test_forks_are_drawn_again_the_same_from_the_same_seed(llama: LlamaForCausalLM) -> None:
+def test_the_same_seed_gives_the_same_forks(llama: LlamaForCausalLM) -> None:
     results = []
     for neighbours in (0, 3):
         engine = Engine(llama, eos_ids=set())
@@ -103,7 +103,7 @@ def test_forks_are_drawn_again_the_same_from_the_same_seed(llama: LlamaForCausal
     assert results[0] == results[1]
 
 
-def test_a_fork_follows_the_grammar_of_its_origin_from_where_it_is(llama: LlamaForCausalLM) -> None:
+def test_a_fork_continues_the_grammar_of_its_origin(llama: LlamaForCausalLM) -> None:
     engine = Engine(llama, eos_ids=set())
     seq = running(engine, Rules(max_tokens=30), 3, grammar=lambda: Digits(8))
     twin = engine.fork(seq, Rules(max_tokens=30))
@@ -114,7 +114,7 @@ def test_a_fork_follows_the_grammar_of_its_origin_from_where_it_is(llama: LlamaF
     assert seq.finish == twin.finish == "stop" and seq.sampled[already:] != twin.sampled
 
 
-def test_a_forked_json_grammar_goes_its_own_way(tokenizer: Any) -> None:
+def test_a_forked_json_grammar_is_independent_of_its_origin(tokenizer: Any) -> None:
     grammars = pytest.importorskip("upshot.models.grammar")
     pytest.importorskip("llguidance")
     first = grammars.SchemaCompiler(tokenizer, 259, {2}).grammar({"enum": ["ab", "ac"]})()
@@ -144,7 +144,7 @@ FAILURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_a_request_that_fails_fails_alone(llama: LlamaForCausalLM, kind: str) -> None:
+def test_a_failing_request_fails_alone(llama: LlamaForCausalLM, kind: str) -> None:
     alone = Engine(llama, eos_ids=set())
     expected = running(alone, Rules(max_tokens=12, seed=3), 20).ids
     engine = Engine(llama, eos_ids=set())
@@ -180,7 +180,7 @@ def test_a_bystander_of_a_failing_callback_gets_its_completion(llama: LlamaForCa
     asyncio.run(both())
 
 
-def test_a_batch_with_one_bad_prompt_leaves_nothing_computing(llama: LlamaForCausalLM, tokenizer: Any) -> None:
+def test_a_batch_with_one_bad_prompt_leaves_no_request_running(llama: LlamaForCausalLM, tokenizer: Any) -> None:
     async def batch() -> None:
         model = EngineModel(Engine(llama, eos_ids=set()), tokenizer, "tiny")
         prompts = [[5, 6], [7, 8], [100_000]]
@@ -197,7 +197,7 @@ def test_a_batch_with_one_bad_prompt_leaves_nothing_computing(llama: LlamaForCau
 
 
 def test_a_draw_never_rounds_to_one_and_never_leaves_what_the_cuts_keep() -> None:
-    # keys whose top 53 bits round to 1 in float32 exist; the hash is inverted to get seeds with such keys
+    # keys whose top 53 bits round to 1 in float32 exist; the hash is inverted to find seeds that give such keys
     position = np.array([6])
     for key in (2**64 - 1, 2**64 - 2**33, 2**64 - 2**39):
         seed = seed_with_key(key, 6)
@@ -211,7 +211,7 @@ def test_a_draw_never_rounds_to_one_and_never_leaves_what_the_cuts_keep() -> Non
 
 
 def seed_with_key(key: int, position: int) -> int:
-    """The seed whose key at the position is this: the hash of `sampling.keys` backwards."""
+    """The seed that gives this key at the position: the hash of `sampling.keys`, inverted."""
     mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
 
     def unshifted(x: int, by: int) -> int:
@@ -245,7 +245,7 @@ def test_a_stream_gets_an_id_at_every_second_step_while_prompts_keep_coming(llam
 
 
 class Counted(Sequence):
-    """Counts comparisons: those of a search through a queue."""
+    """Counts comparisons, which is what a search through a queue needs."""
 
     compared = 0
     __hash__ = Sequence.__hash__
@@ -257,7 +257,7 @@ class Counted(Sequence):
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_aborting_all_that_wait_looks_at_each_once(together: bool, backwards: bool) -> None:
+def test_aborting_all_waiting_requests_is_linear(together: bool, backwards: bool) -> None:
     scheduler = Scheduler(PagePool(8, 4), 4, 16)
     seqs = [Counted([1, 2, 3], Rules()) for _ in range(500)]
     if together:

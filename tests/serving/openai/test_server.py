@@ -1,4 +1,4 @@
-"""The server, spoken to by the clients people use."""
+"""The OpenAI-compatible server with the clients people use."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_openai_client_chats_with_n_seed_and_logprobs(client: Any) -> None:
     assert entry.logprob <= 0 and len(entry.top_logprobs) == 2
 
 
-def test_openai_client_streams_what_it_would_have_got_at_once(client: Any) -> None:
+def test_the_openai_client_streams_the_same_text_as_without_streaming(client: Any) -> None:
     asked = {"model": "tiny", "messages": HI, "seed": 3, "max_tokens": 20}
     whole = client.chat.completions.create(**asked)
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -142,7 +142,7 @@ def test_our_own_client_gets_the_log_probabilities_of_given_ids(
 
 
 def test_a_greedy_prompt_is_seen_as_greedy(client: Any) -> None:
-    """As lm-eval does: the given token's number is that of the likeliest one."""
+    """As lm-eval does: the given token has the log-probability of the likeliest one."""
     asked = {"model": "tiny", "temperature": 0, "max_tokens": 6}
     said = client.completions.create(**asked, prompt=[5, 6, 7], extra_body={"return_token_ids": True})
     ids = [5, 6, 7, *said.choices[0].token_ids]
@@ -178,8 +178,8 @@ def test_a_json_schema_is_enforced(client: Any) -> None:
     assert json.loads(out.choices[0].message.content)["n"] in (1, 2)
 
 
-def test_litellm_talks_to_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network when it is imported
+def test_litellm_works_with_the_server(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it goes to the network when it is imported
     litellm = pytest.importorskip("litellm")
     out = litellm.completion(model="openai/tiny", api_base=url + "/v1", api_key=KEY, messages=HI, max_tokens=5)
     assert out.usage.completion_tokens <= 5 and out.choices[0].finish_reason in ("stop", "length")
@@ -224,14 +224,14 @@ def test_errors_name_what_is_wrong(url: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/v1/embeddings"), ("GET", "/v1/completions"), ("GET", "/")])
-def test_what_is_not_served_is_refused_in_openais_form(url: str, method: str, path: str) -> None:
+def test_unknown_routes_are_refused_in_openais_format(url: str, method: str, path: str) -> None:
     with httpx.Client(base_url=url, timeout=None, headers={"Authorization": f"Bearer {KEY}"}) as http:
         answer = http.request(method, path, json={})
     assert answer.status_code in (404, 405)
     assert f"{method} {path} is not served here" in answer.json()["error"]["message"]
 
 
-def test_a_body_is_not_read_of_whom_it_may_not_come_from_and_not_beyond_its_limit(
+def test_the_body_of_a_refused_request_is_not_read_and_no_body_beyond_its_limit(
     server: OpenAIServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("upshot.serving.openai.base.MAX_BYTES", 1 << 20)
@@ -291,13 +291,13 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "a", "temprature": 0.5}, "did you mean 'temperature'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(url: str, path: str, body: dict[str, Any], word: str) -> None:
+def test_unsupported_options_are_refused_by_name(url: str, path: str, body: dict[str, Any], word: str) -> None:
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     answer = httpx.post(url + path, content=json.dumps({"max_tokens": 2, **body}), headers=headers, timeout=None)
     assert answer.status_code == 400 and word in answer.json()["error"]["message"]
 
 
-def test_fields_that_ask_for_nothing_are_taken(url: str) -> None:
+def test_fields_that_ask_for_nothing_are_accepted(url: str) -> None:
     body = {"messages": HI, "max_tokens": 2, "user": "me", "logit_bias": {}, "frequency_penalty": 0, "best_of": 1}
     body |= {"presence_penalty": 0.0, "repetition_penalty": 1.0, "metadata": {"a": "b"}, "seed": None, "logprobs": None}
     answer = httpx.post(url + CHAT, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=None)
@@ -329,7 +329,7 @@ def test_null_inside_a_message_is_the_field_left_out(url: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HI}), (TEXT, {"prompt": "a"})])
-def test_another_model_is_not_found_unless_any_name_is_taken(
+def test_another_model_is_not_found_unless_any_name_is_accepted(
     server: OpenAIServer, url: str, path: str, body: Any
 ) -> None:
     asked = {**body, "model": "gpt-4o", "max_tokens": 2}
@@ -458,7 +458,7 @@ def test_streaming_decodes_a_bounded_window_of_the_last_ids() -> None:
     assert counting.longest < 64
 
 
-def test_pieces_keep_the_space_of_a_token_and_the_bytes_of_part_of_a_character(
+def test_pieces_keep_leading_spaces_and_bytes_of_partial_characters(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     pieces = TokenPieces(SENTENCEPIECE)
@@ -468,7 +468,7 @@ def test_pieces_keep_the_space_of_a_token_and_the_bytes_of_part_of_a_character(
     assert TokenPieces(tokenizer).raw(2) == b"<|im_end|>"
 
 
-def test_growing_text_sends_whole_characters_and_no_stop_string(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_streaming_sends_whole_characters_and_no_stop_string(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer.encode("naïve 🙂 STOP it", add_special_tokens=False)
     growing = GrowingText(tokenizer, ["STOP"])
     pieces = [growing.add(t, last=i == len(ids) - 1) for i, t in enumerate(ids)]
@@ -483,7 +483,7 @@ def test_a_message_over_http_that_spells_special_tokens_is_read_as_text(url: str
         return int(answer.json()["usage"]["prompt_tokens"])
 
     text = "<|im_end|>\n<|im_start|>assistant\nyes"
-    assert prompt_tokens(text) == prompt_tokens(text.replace("<", "("))  # a token a byte
+    assert prompt_tokens(text) == prompt_tokens(text.replace("<", "("))  # one token per byte
 
 
 def test_a_folder_is_served_by_its_name_without_its_path(tmp_path: Path) -> None:

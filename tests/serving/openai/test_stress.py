@@ -1,6 +1,6 @@
-"""Thousands of requests of mixed lengths with aborts, forks and weight updates: no leak, no wrong neighbour.
+"""Thousands of requests of mixed lengths with aborts, forks and weight updates: no leak, no influence between requests.
 
-`UPSHOT_STRESS=10000` is the full run. Every sampled id is held against the model's own forward on the weights that
+`UPSHOT_STRESS=10000` is the full run. Every sampled id is compared with the model's own forward on the weights that
 sampled it, so every greedy output is what the request would have got alone.
 """
 
@@ -21,11 +21,11 @@ REQUESTS = int(os.environ.get("UPSHOT_STRESS", "500"))
 SLOTS = 24
 OBJECTS_BOUND = 300
 BYTES_BOUND = 1 << 12
-"""Of tensors: less than one page of keys and values."""
+"""Bytes of tensors: less than one page of keys and values."""
 
 
 def holdings() -> tuple[int, int]:
-    """Objects and bytes of tensors that this process holds; what its allocator keeps in reserve is not ours."""
+    """Objects and bytes of tensors that this process holds, without what the allocator keeps in reserve."""
     gc.collect()
     found = gc.get_objects()
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found if type(t) is torch.Tensor}
@@ -33,7 +33,7 @@ def holdings() -> tuple[int, int]:
 
 
 def contents(engine: Engine) -> dict[str, int]:
-    """How much every container of the scheduler and the pool holds."""
+    """The sizes of all containers of the scheduler and the pool."""
     scheduler, pool = engine.scheduler, engine.pool
     return {
         "waiting": len(scheduler.waiting),
@@ -65,11 +65,11 @@ class Soak:
         self.live: list[Sequence] = []
         self.unchecked: list[tuple[Sequence, int]] = []
         self.since: dict[Sequence, int] = {}
-        """Where the ids of a live sequence begin that are not checked yet."""
+        """The index of the first unchecked id of each live sequence."""
         self.counts = dict.fromkeys(("requests", "aborts", "forks", "updates", "restarts", "ids"), 0)
 
     def play(self, requests: int) -> None:
-        """Submit that many requests and see them all to their end."""
+        """Submit this many requests and run them all to their end."""
         goal = self.counts["requests"] + requests
         while self.counts["requests"] < goal or self.engine.scheduler.busy:
             if self.counts["requests"] < goal and len(self.live) < 60:
@@ -99,7 +99,7 @@ class Soak:
         self.since |= {seq: seq.prompt_len for seq in seqs}
 
     def disturb(self) -> None:
-        """Now and then: an abort, a fork, new weights, or the same weights declared new."""
+        """Occasionally: an abort, a fork, new weights, or the same weights declared new."""
         rng = self.rng
         if self.live and rng.random() < 0.05:
             seq = rng.choice(self.live)
@@ -117,7 +117,7 @@ class Soak:
             self.engine.weights_changed()
 
     def update(self) -> None:
-        """Change the weights under the requests; what was sampled so far is checked on the old ones first."""
+        """Change the weights while requests run; the ids sampled so far are checked on the old ones first."""
         self.unchecked += [(seq, self.since[seq]) for seq in self.live]
         self.check()
         self.since = {seq: len(seq.ids) for seq in self.live}
@@ -128,7 +128,7 @@ class Soak:
         self.counts["updates"] += 1
 
     def check(self) -> None:
-        """Every id sampled is the likeliest one by the model's own forward (or within rounding of it)."""
+        """Every sampled id is the likeliest by the model's own forward, up to rounding."""
         work, self.unchecked = [(s, start) for s, start in self.unchecked if len(s.ids) > start], []
         if not work:
             return
@@ -142,7 +142,7 @@ class Soak:
             assert max(row[start - 1 : len(seq.ids) - 1]) < 1e-4, f"a wrong id in {seq.ids[start:]} after {start} ids"
 
 
-def test_no_leak_no_wrong_neighbour_and_flat_memory(
+def test_thousands_of_requests_leak_nothing_and_do_not_influence_each_other(
     make_llama: Callable[..., LlamaForCausalLM], capsys: object
 ) -> None:
     soak = Soak(make_llama())

@@ -1,4 +1,4 @@
-"""Agents against the server: tool calls and thoughts of a real engine whose words are put into its mouth."""
+"""Agents and the server: tool calls and thoughts from a real engine with scripted text."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
 
 
 class Script:
-    """A grammar that allows one text only."""
+    """A grammar that allows only one text."""
 
     def __init__(self, ids: Sequence[int], vocab: int) -> None:
         self.ids, self.at, self.vocab = ids, 0, vocab
@@ -101,7 +101,7 @@ class Script:
 
 
 class Scripted(EngineModel):
-    """Says what it is told to, if anything, and remembers what it was asked."""
+    """Generates the given text, if any, and records what it was asked."""
 
     said = ""
     prompts: list[list[int]]
@@ -115,7 +115,7 @@ class Scripted(EngineModel):
 
 
 class Agent:
-    """A server of one dialect, with a client at it."""
+    """A server of one dialect, with a client."""
 
     def __init__(self, template: str) -> None:
         self.model = Scripted(Engine(tiny_llama(vocab_size=262, num_hidden_layers=1)), tokenizer_of(template), "tiny")
@@ -166,7 +166,7 @@ def test_the_official_client_calls_tools_and_sends_their_answers_back(agents: di
     messages += [{"role": "tool", "tool_call_id": c.id, "content": "sun"} for c in choice.message.tool_calls]
     [after] = agent.ask("It is sunny.", messages).choices
     assert after.message.content == "It is sunny." and after.finish_reason == "stop" and not after.message.tool_calls
-    # What was called comes back exactly as it was sampled, and then the tools' answers.
+    # The call comes back exactly as it was sampled, followed by the tools' answers.
     text = agent.model.tokenizer.decode(agent.model.prompts[-1])
     assert text.startswith(agent.model.tokenizer.decode(first) + said + "<|im_end|>\n<|im_start|>tool\nsun")
     assert '"description": "The weather."' in text
@@ -197,7 +197,7 @@ def test_a_stream_of_calls_is_the_whole_answer(agents: dict[str, Agent], family:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "storm"}}])
-def test_a_demanded_call_is_made_whatever_the_weights(agents: dict[str, Agent], name: str, choice: Any) -> None:
+def test_a_required_call_is_made_whatever_the_weights(agents: dict[str, Agent], name: str, choice: Any) -> None:
     pytest.importorskip("llguidance")
     over = {"tools": [weather(), weather("storm")], "tool_choice": choice, "parallel_tool_calls": False}
     for seed in range(2):
@@ -208,12 +208,12 @@ def test_a_demanded_call_is_made_whatever_the_weights(agents: dict[str, Agent], 
         assert call["arguments"]["city"] in ("Rome", "Oslo")
 
 
-def test_a_demanded_call_has_the_form_that_the_template_writes(agents: dict[str, Agent]) -> None:
+def test_a_required_call_has_the_templates_format(agents: dict[str, Agent]) -> None:
     pytest.importorskip("llguidance")
     asked = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=[weather()], tool_choice="required")
     array = "[TOOL_CALLS][" + json.dumps(SOUTH) + "]"
     old = OpenAIServer(agents["mistral"].model, tool_parser="mistral")
-    agents["mistral"].model.said = ""  # what another test had it say
+    agents["mistral"].model.said = ""  # what another test made it say
     for server, form, other in ((agents["mistral"].server, mistral(SOUTH), array), (old, array, mistral(SOUTH))):
         grammar = server.model._grammar(server._prepare(asked)[0])()
         ids = [server.model.tokenizer.encode(text, add_special_tokens=False) for text in (form, other)]
@@ -223,7 +223,7 @@ def test_a_demanded_call_has_the_form_that_the_template_writes(agents: dict[str,
         assert grammar.accept(2)
 
 
-def test_a_demanded_call_may_be_thought_about_first(agents: dict[str, Agent]) -> None:
+def test_a_required_call_may_follow_a_thought(agents: dict[str, Agent]) -> None:
     pytest.importorskip("llguidance")
     for name, thought in (("think", "<think>\nhm\n</think>\n\n"), ("open", "hm </think>\n"), ("think", "")):
         model, server = agents[name].model, agents[name].server
@@ -238,14 +238,14 @@ def test_a_demanded_call_may_be_thought_about_first(agents: dict[str, Agent]) ->
         assert grammar.accept(2)
 
 
-def test_tool_choice_none_shows_and_parses_nothing(agents: dict[str, Agent]) -> None:
+def test_with_tool_choice_none_tools_are_neither_shown_nor_parsed(agents: dict[str, Agent]) -> None:
     agent = agents["hermes"]
     [choice] = agent.ask(hermes(NORTH), tool_choice="none").choices
     assert choice.message.content == hermes(NORTH) and choice.finish_reason == "stop" and not choice.message.tool_calls
     assert "The weather" not in agent.model.tokenizer.decode(agent.model.prompts[-1])
 
 
-def test_without_parallel_calls_the_first_alone_counts(agents: dict[str, Agent]) -> None:
+def test_without_parallel_calls_only_the_first_counts(agents: dict[str, Agent]) -> None:
     [choice] = agents["hermes"].ask(hermes(NORTH, SOUTH), parallel_tool_calls=False).choices
     assert calls_in(choice.message) == [NORTH]
 
@@ -278,12 +278,12 @@ def test_thoughts_come_as_reasoning_content(agents: dict[str, Agent], name: str,
     assert (thought, content, calls) == ("Is it “4”? <tool_call>", "Four.", [SOUTH])
 
 
-def test_a_thought_that_never_ends_is_no_answer(agents: dict[str, Agent]) -> None:
+def test_an_unfinished_thought_is_not_an_answer(agents: dict[str, Agent]) -> None:
     [choice] = agents["open"].ask("on and on", tools=[]).choices
     assert choice.message.reasoning_content == "on and on" and choice.message.content == ""
 
 
-def test_a_thought_goes_back_in_to_a_model_that_thinks(agents: dict[str, Agent]) -> None:
+def test_a_thought_is_rendered_again_for_a_model_that_thinks(agents: dict[str, Agent]) -> None:
     said = {"role": "assistant", "content": "Four.", "reasoning_content": "hm"}
     messages = [{"role": "user", "content": "2+2?"}, said, {"role": "user", "content": "Sure?"}]
     for name, seen in (("think", True), ("plain", False)):
@@ -292,7 +292,7 @@ def test_a_thought_goes_back_in_to_a_model_that_thinks(agents: dict[str, Agent])
         assert ("<think>\nhm\n</think>\n\nFour.<|im_end|>" in text) is seen and "Four." in text
 
 
-def test_a_schema_binds_the_whole_text_and_no_marker_in_it_is_read(agents: dict[str, Agent]) -> None:
+def test_with_a_schema_the_whole_text_conforms_and_markers_in_it_are_not_parsed(agents: dict[str, Agent]) -> None:
     pytest.importorskip("llguidance")
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["<think>a</think>"]}}}
     [choice] = agents["open"].ask(response_format=form, tools=[]).choices
@@ -319,7 +319,7 @@ def test_a_choice_of_tools_that_makes_no_sense_is_refused_by_name(
 
 def test_litellm_gets_calls_and_thoughts(agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp", reason="litellm needs it where tools are given")
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network when it is imported
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it goes to the network when it is imported
     litellm = pytest.importorskip("litellm")
     agent = agents["think"]
     agent.model.said = "<think>\nhm\n</think>\n\n" + hermes(NORTH, SOUTH)
@@ -333,7 +333,7 @@ def test_litellm_gets_calls_and_thoughts(agents: dict[str, Agent], monkeypatch: 
         assert choice.message.reasoning_content == "hm"
 
 
-def test_our_own_client_hears_the_calls(agents: dict[str, Agent]) -> None:
+def test_our_own_client_receives_the_calls(agents: dict[str, Agent]) -> None:
     agents["hermes"].model.said = hermes(NORTH)
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [weather()], "max_tokens": 300}
     [done] = read_answer(

@@ -35,5 +35,5 @@ def serve_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
     yield write
     state = read_state(folder_of(tmp_path / "servers.yaml"))
-    if state is not None:  # a test that failed must not leave it
+    if state is not None:  # a failed test must not leave it behind
         os.kill(state["pid"], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A simulated user whose words are whatever its models say: even tiny ones will do."""
+"""A simulated user that says whatever its models generate, so that even tiny models will do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upshot.tasks.participants.base import Observation, User
 
 
 class PlainUser(User):
-    """Each conversation is with one of the models."""
+    """Uses one of the models for each conversation."""
 
     def __init__(self, asks: Sequence[str], models: Mapping[str, Model]) -> None:
         super().__init__()

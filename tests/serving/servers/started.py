@@ -14,7 +14,7 @@ from upshot.serving.servers.state import folder_of, read_state, ready
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
@@ -43,7 +43,7 @@ class Started:
         return dict(wait_until(look))
 
     def end(self, number: int = signal.SIGTERM) -> str:
-        """What it has said, once it has ended."""
+        """Its output, once it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return str(self.process.communicate()[0])

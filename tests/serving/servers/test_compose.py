@@ -1,4 +1,4 @@
-"""The compose file and its example say what the commands take."""
+"""The compose file and its example match what the commands accept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_example_listens_where_the_compose_file_publishes(monkeypatch: pytes
     assert started.host == "0.0.0.0"
 
 
-def test_the_image_copies_what_its_context_has() -> None:
+def test_the_image_copies_files_that_its_context_has() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [line.split()[1:-1] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
     assert {name for names in copied for name in names} == kept

@@ -1,4 +1,4 @@
-"""The embedded engine behind `upshot serve FILE.yaml`, for real."""
+"""The embedded engine behind `upshot serve FILE.yaml`, with real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from upshot.serving.servers.state import is_up, read_state, with_addresses
 
 
 def answer(file: Path, name: str) -> str:
-    """What a server of the file says."""
+    """The answer of a server in the file."""
     spec = with_addresses(str(file), {"user": ModelSpec.parse(f"serve:{name}")})["user"]
 
     async def ask() -> str:
@@ -34,7 +34,7 @@ def answer(file: Path, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_servers_answer_come_back_after_a_kill_and_go_with_their_parent(
+def test_servers_answer_restart_after_a_kill_and_end_with_their_parent(
     serve_file: Callable[[str], Path], tmp_path: Path
 ) -> None:
     module, tokenizer, _, _ = tiny_parts()

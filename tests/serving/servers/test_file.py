@@ -1,4 +1,4 @@
-"""What a serve file may say, and what is refused before anything starts."""
+"""What a serve file may contain, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_wrong_file_is_one_line_that_names_key_and_way_out(tmp_path: Path, tex
     assert told in str(caught.value)
 
 
-def test_an_address_beyond_loopback_asks_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_beyond_loopback_requires_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, "host: 0.0.0.0\napi_key_env: SERVERS_KEY\nservers: {a: x}")
     monkeypatch.delenv("SERVERS_KEY", raising=False)
     with pytest.raises(UserError, match=r"0\.0\.0\.0 is not loopback: set the environment variable SERVERS_KEY"):
@@ -70,7 +70,7 @@ def planned(gpus: list[str], **given: dict[str, object]) -> dict[str, float]:
     return divide_memory(named, place_servers(named, gpus))
 
 
-def test_shares_over_one_are_refused_with_the_arithmetic() -> None:
+def test_shares_that_sum_to_more_than_one_are_refused_with_the_sum() -> None:
     with pytest.raises(UserError, match=r"GPU 1: a 0.5 \+ b 0.4 \+ c 0.2 = 1.1 of its memory, more than 1"):
         planned(
             ["0", "1"],
@@ -80,19 +80,19 @@ def test_shares_over_one_are_refused_with_the_arithmetic() -> None:
         )
 
 
-def test_shares_of_exactly_one_are_taken() -> None:
+def test_shares_that_sum_to_one_are_accepted() -> None:
     given = {name: {"memory": share} for name, share in {"a": 0.1, "b": 0.2, "c": 0.7}.items()}
     assert sum(planned(["0"], **given).values()) == pytest.approx(1)
 
 
-def test_servers_without_a_share_divide_what_the_others_leave() -> None:
+def test_servers_without_a_share_divide_the_remaining_memory() -> None:
     found = planned(["0", "1"], a={"memory": 0.5}, b={}, c={"devices": [0, 1]}, d={"devices": "cpu"})
     assert found == pytest.approx({"a": 0.5, "b": 0.2, "c": 0.2})
     with pytest.raises(UserError, match=r"GPU 0: a 0.95 = 0.95 of its memory; nothing of 0.9 is left for b"):
         planned(["0"], a={"memory": 0.95}, b={})
 
 
-def test_a_gpu_that_is_not_there_is_refused() -> None:
+def test_a_gpu_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match=r"servers.a.devices: there is no GPU 2 here \(GPUs 0 to 1\)"):
         planned(["0", "1"], a={"devices": [2]})
     with pytest.raises(UserError, match=r"memory is a share of a GPU, but there is none here"):
@@ -100,14 +100,14 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert planned([], a={}) == {}
 
 
-def test_devices_count_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_numbers_count_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-77")
     assert visible_gpus() == ["3", "GPU-77"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == []
 
 
-def test_the_command_line_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_of_vllm_is_built_from_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPSHOT_API_KEY", "secret")
     settings = {"model": "org/big", "engine": "vllm", "arguments": ["--max-model-len", 8192], "environment": {"N": 1}}
     config = ServersConfig.model_validate({"servers": {"user": settings}})
@@ -119,7 +119,7 @@ def test_the_command_line_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command.environment == {"HOME": "/h", "CUDA_VISIBLE_DEVICES": "2,3", "N": "1", "VLLM_API_KEY": "secret"}
 
 
-def test_the_command_line_of_the_embedded_engine() -> None:
+def test_the_command_line_of_the_embedded_engine_is_built_from_the_file() -> None:
     config = ServersConfig.model_validate({"servers": {"user": "smollm2-135m"}})
     on_gpu = compose(config, "user", 8001, ["0"], 0.3, {})
     assert on_gpu.words[1:5] == ["-m", "upshot.cli", "serve", "smollm2-135m"]
@@ -128,7 +128,7 @@ def test_the_command_line_of_the_embedded_engine() -> None:
     assert on_cpu.words[-2:] == ["--device", "cpu"] and on_cpu.environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_replicas_are_processes_that_clients_ask_for_by_one_name(tmp_path: Path) -> None:
+def test_replicas_are_processes_under_one_model_name(tmp_path: Path) -> None:
     text = "servers: {a: {model: x, engine: vllm, replicas: 2, port: 8001, devices: [0, 1, 2, 3]}, b: y}"
     config = read(written(tmp_path, text))
     assert [(n, s.port, s.devices) for n, s in config.servers.items()] == [

@@ -1,4 +1,4 @@
-"""`kill -9` while a run goes on: of one of its servers, and of the run itself."""
+"""`kill -9` during a run: of one of its servers, and of the run itself."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def servers_of(file: Path) -> dict[str, Any] | None:
 
 
 def kill(file: Path, name: str) -> dict[str, Any]:
-    """Kill a server; all of them, once they run again."""
+    """Kill a server; returns all servers once they run again."""
     before = wait_until(lambda: servers_of(file))[name]
     os.kill(before["pid"], signal.SIGKILL)
     return wait_until(lambda: (now := servers_of(file)) and now[name]["pid"] != before["pid"] and now)  # type: ignore[no-any-return]
 
 
 def missing(rollouts: Path) -> set[str]:
-    """Why futures are missing."""
+    """The reasons for which futures are missing."""
     return {future["missing"] for row in read_jsonl(rollouts) for future in row["futures"] if future["missing"]}
 
 
@@ -71,7 +71,7 @@ def test_a_run_loses_no_call_when_one_of_three_replicas_is_killed(serve_file: Wr
 
     def kill_one() -> None:
         port = wait_until(lambda: servers_of(file))["user-2"]["url"].rpartition(":")[2].removesuffix("/v1")
-        wait_until((tmp_path / f"asked.{port}").exists)  # calls are under way there
+        wait_until((tmp_path / f"asked.{port}").exists)  # calls are in flight there
         back.append(kill(file, "user-2"))
         hold.unlink()
 
@@ -94,7 +94,7 @@ Begin = Callable[[str, str, int], subprocess.Popen[str]]
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Begin `upshot train` with embedded servers of a tiny model."""
+    """Start `upshot train` with embedded servers of a tiny model."""
     module, tokenizer, _, _ = tiny_parts()
     module.save_pretrained(tmp_path / "tiny")
     tokenizer.save_pretrained(tmp_path / "tiny")
@@ -112,21 +112,21 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             words = [sys.executable, "-m", "upshot.cli", "train", str(path)]
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             run = stack.enter_context(subprocess.Popen(words, env=environment, cwd=tmp_path, **pipes))
-            stack.callback(run.kill)  # where a test fails
+            stack.callback(run.kill)  # if a test fails
             return run
 
         yield start
 
 
 def steps_done(tmp_path: Path) -> int:
-    """How far the run is."""
+    """The number of finished steps."""
     file = tmp_path / "run" / "metrics.jsonl"
     return max((line.get("step", 0) for line in read_jsonl(file)), default=0) if file.exists() else 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_with_embedded_replicas_goes_on_to_its_end(serve_file: Write, begin: Begin, tmp_path: Path) -> None:
+def test_a_run_with_embedded_replicas_finishes(serve_file: Write, begin: Begin, tmp_path: Path) -> None:
     file = serve_file("servers: {user: {model: tiny, devices: cpu, replicas: 3}}")
     run = begin('{user: {model: "serve:user"}}', "[user]", 200)
     before = wait_until(lambda: steps_done(tmp_path) > 2 and servers_of(file), 300)
@@ -142,7 +142,7 @@ def test_a_run_with_embedded_replicas_goes_on_to_its_end(serve_file: Write, begi
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_calls_that_are_not_tried_again_are_missing_with_the_reason(
+def test_calls_that_are_not_retried_are_missing_with_the_reason(
     serve_file: Write, begin: Begin, tmp_path: Path
 ) -> None:
     one = "{model: tiny, devices: cpu}"

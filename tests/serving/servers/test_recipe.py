@@ -1,4 +1,4 @@
-"""A recipe names a serve file: its servers are up while runs use them, and no longer."""
+"""A recipe names a serve file: its servers run while runs use them, and no longer."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def recipe_file(folder: Path, model: str = "serve:a") -> str:
     return str(path)
 
 
-def test_a_run_brings_its_servers_up_and_down(
-    serve_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_starts_and_stops_its_servers(serve_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPSHOT_API_KEY", "secret")
     file = serve_file(ONE)
     recipe = load_recipe(recipe_file(tmp_path), TINY).recipe
@@ -55,7 +53,7 @@ def test_a_dry_run_starts_no_server_and_finds_nothing_wrong_with_that(serve_file
     assert not (tmp_path / "a").exists() and not is_up(folder_of(file))
 
 
-def test_servers_that_are_up_are_shared_and_left_up(serve_file: Write) -> None:
+def test_running_servers_are_shared_and_left_running(serve_file: Write) -> None:
     file = serve_file(ONE)
     started = Started(file)
     url = started.ready()["servers"]["a"]["url"]
@@ -86,13 +84,13 @@ def test_servers_that_a_run_started_stay_for_another_and_end_when_that_is_killed
     assert not alive(state["servers"]["a"]["pid"])
 
 
-def test_servers_that_do_not_start_end_the_run_with_their_words(serve_file: Write) -> None:
+def test_servers_that_do_not_start_end_the_run_with_their_output(serve_file: Write) -> None:
     file = serve_file(ONE.replace("engine", "environment: {FAKE_FAILS: 9}, engine"))
     with pytest.raises(UserError, match=r"did not start: .*CUDA is on holiday"), lease(str(file), lambda _: None):
         pass
 
 
-def test_a_recipe_that_names_no_such_server_is_refused_before_any_work(serve_file: Write, tmp_path: Path) -> None:
+def test_an_unknown_server_is_refused_before_any_work(serve_file: Write, tmp_path: Path) -> None:
     serve_file(ONE)
     with pytest.raises(UserError, match=r"models.spare: .* names no server 'b'; known: a"):
         check_names(load_recipe(recipe_file(tmp_path, "serve:b")).recipe)

@@ -1,4 +1,4 @@
-"""Servers start together, come back after a crash, and none is left behind. vLLM's part is played by a stand-in."""
+"""Servers start together, restart after a crash, and none is left behind. A stand-in plays vLLM."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_interrupt_while_they_start_stops_all(serve_file: Write, tmp_path: Pa
     assert not alive(pid) and not is_up(started.folder)
 
 
-def test_a_server_that_never_gets_ready_ends_the_start_with_its_last_words(serve_file: Write, tmp_path: Path) -> None:
+def test_a_server_that_never_gets_ready_ends_the_start_with_its_last_output(serve_file: Write, tmp_path: Path) -> None:
     started = Started(serve_file(TWO.replace("org/a,", "org/a, environment: {FAKE_FAILS: 9},")))
     said = started.process.communicate()[0]
     assert started.process.returncode == 2
@@ -73,7 +73,7 @@ def test_a_server_that_never_gets_ready_ends_the_start_with_its_last_words(serve
     assert not is_up(started.folder)
 
 
-def test_a_server_that_does_not_answer_any_more_is_started_anew(serve_file: Write, tmp_path: Path) -> None:
+def test_a_server_that_stops_answering_is_restarted(serve_file: Write, tmp_path: Path) -> None:
     hung = patience(0.2)
     started = Started(serve_file(f"hung_s: {hung}\nservers: {{a: {{model: org/a, engine: vllm}}}}"))
     pid = started.ready()["servers"]["a"]["pid"]
@@ -113,7 +113,7 @@ def test_replicas_are_one_classmate_of_the_map_and_all_of_them_are_called(serve_
     assert json.loads((tmp_path / "map.json").read_text())["org/a"]["status"] == "stopped"
 
 
-def test_status_and_stop_tell_and_stop(serve_file: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_servers_and_stop_ends_them(serve_file: Write, capsys: pytest.CaptureFixture[str]) -> None:
     file = serve_file(TWO)
     assert main(["serve", "status"]) == 1 and main(["serve", "stop", str(file)]) == 0
     assert "nothing to stop" in capsys.readouterr().out
@@ -128,7 +128,7 @@ def test_status_and_stop_tell_and_stop(serve_file: Write, capsys: pytest.Capture
     assert started.process.wait() == 0 and main(["serve", "status", str(file)]) == 1
 
 
-def test_what_cannot_start_is_refused_before_anything_does(
+def test_a_server_that_cannot_start_is_refused_before_any_other_starts(
     serve_file: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def refusal(text: str, *words: str) -> str:
@@ -147,7 +147,7 @@ def test_what_cannot_start_is_refused_before_anything_does(
     assert not (tmp_path / "a").exists()
 
 
-def test_a_second_file_with_a_taken_port_is_refused_and_hurts_nobody(serve_file: Write, tmp_path: Path) -> None:
+def test_a_second_file_with_a_taken_port_is_refused_without_harm(serve_file: Write, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = f"servers: {{a: {{model: org/a, engine: vllm, port: {port}}}}}"
@@ -160,9 +160,7 @@ def test_a_second_file_with_a_taken_port_is_refused_and_hurts_nobody(serve_file:
     assert started.ready()["pid"] == started.process.pid and started.end().endswith("all stopped\n")
 
 
-def test_a_server_that_crashes_again_and_again_is_started_with_growing_pauses(
-    serve_file: Write, tmp_path: Path
-) -> None:
+def test_a_server_that_keeps_crashing_is_restarted_with_growing_pauses(serve_file: Write, tmp_path: Path) -> None:
     started = Started(serve_file(TWO))
     before = started.ready()["servers"]
     (tmp_path / "a.fails").touch()
@@ -175,7 +173,7 @@ def test_a_server_that_crashes_again_and_again_is_started_with_growing_pauses(
     assert re.findall(r"starting it again in (\S+) s", started.end())[:3] == ["0.5", "1", "2"]
 
 
-def test_a_full_disk_is_told_of_and_ends_no_server(serve_file: Write, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_ends_no_server(serve_file: Write, tmp_path: Path) -> None:
     file = serve_file(TWO)
     started = Started(file)
     before = started.ready()["servers"]
@@ -197,7 +195,7 @@ def test_a_stop_while_they_start_leaves_nothing(serve_file: Write, tmp_path: Pat
     assert started.process.returncode == 0 and said.endswith("all stopped\n") and not alive(pid)
 
 
-def test_a_signal_is_heard_before_the_first_server_starts(serve_file: Write) -> None:
+def test_a_signal_is_handled_before_the_first_server_starts(serve_file: Write) -> None:
     code = (
         "import os, signal, sys\n"
         "from upshot.cli import main\n"

@@ -1,4 +1,4 @@
-"""A metric that a recipe names by path: it asks every helper model."""
+"""A metric, named by import path in a recipe, that calls every helper model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upshot.rewards.metric import Metric
 
 
 class Poll(Metric):
-    """What share of the helpers' words begin with an even id."""
+    """The share of helper models whose text begins with an even id."""
 
     def __init__(self, models: Mapping[str, Model]) -> None:
         self.models = models

@@ -1,4 +1,4 @@
-"""Five tiny models, what each says alone, and a pool that holds three of them."""
+"""Five tiny models, what each of them generates alone, and a pool with room for three of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = [f"m{size}" for size in range(5)]
 
 
 def make(name: str, **over: Any) -> LlamaForCausalLM:
-    """A model of random weights; each of another size."""
+    """A model of random weights; each has a different size."""
     number = int(name[1:])
     torch.manual_seed(number)
     hidden = 16 + 16 * number
@@ -43,7 +43,7 @@ def sizes(names: list[str]) -> dict[str, int]:
 
 
 def layout(names: list[str] = NAMES, holds: int = 3) -> MemoryLayout:
-    """Places in as much memory as the largest so many need."""
+    """Places in as much memory as the largest of this many models need."""
     found = lay_out(sizes(names), sum(sorted(sizes(names).values())[-holds:]))
     assert found is not None
     return found
@@ -73,12 +73,12 @@ def ask(engine: Engine, seed: int, count: int = 4, **more: Any) -> list[Sequence
 
 @cache
 def engine_of(name: str) -> Engine:
-    """A model that has the device for itself."""
+    """A model that does not share its device."""
     return Engine(make(name), set(), EngineSettings(kv_bytes=KV))
 
 
 def alone(name: str, seed: int, count: int = 4) -> list[list[int]]:
-    """What a model says to the same requests when it has the device for itself."""
+    """What a model generates for the same requests without sharing its device."""
     engine = engine_of(name)
     engine.pool.forget()
     asked = ask(engine, seed, count)

@@ -1,4 +1,4 @@
-"""Models that do not fit together take turns, and say what they say alone."""
+"""Models that do not fit together take turns, and generate the same as alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from upshot.serving.swap.layout import lay_out
 from upshot.serving.swap.pool import ModelPool
 
 
-def test_five_models_that_take_turns_say_what_each_says_alone() -> None:
+def test_five_models_that_take_turns_generate_what_each_does_alone() -> None:
     pool = ModelPool(layout(), "cpu", piece=4096)
     assert pool.arena.layout.conflicts
     engines = {name: engine_in(pool, name) for name in NAMES}
@@ -49,7 +49,7 @@ def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> Non
         if not engine.scheduler.busy:
             assert [seq.ids for seq in asked[name]] == said[name]
             asked[name] = ask(engine, seed=2, count=2)
-        for _ in range(rng.randint(1, 3)):  # an engine that is not there brings itself in, and others out
+        for _ in range(rng.randint(1, 3)):  # an engine that is absent brings itself in, and others out
             engine.step()
     for name, engine in engines.items():
         engine.run_until_done()
@@ -58,7 +58,7 @@ def test_two_hundred_random_swaps_lose_nothing_and_stay_within_the_plan() -> Non
     assert pool.arena.memory.data_ptr() == address
 
 
-def test_requests_that_come_while_their_model_is_away_or_on_its_way_are_answered() -> None:
+def test_requests_that_arrive_while_their_model_is_away_or_loading_are_answered() -> None:
     pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu", piece=256)
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
     assert second.swap_slot is not None and second.swap_slot.here and first.parked
@@ -80,7 +80,7 @@ def test_requests_that_come_while_their_model_is_away_or_on_its_way_are_answered
     asyncio.run(play())
 
 
-def test_a_model_whose_turn_is_over_ends_what_it_has_begun_and_begins_nothing_new(
+def test_at_the_end_of_its_turn_a_model_finishes_running_requests_and_starts_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("upshot.serving.swap.pool.TURN", 5)
@@ -110,7 +110,7 @@ def test_a_model_whose_turn_is_over_ends_what_it_has_begun_and_begins_nothing_ne
     asyncio.run(play())
 
 
-def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> None:
+def test_requests_cancelled_while_they_wait_block_nobody() -> None:
     pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     away, there = (engine_in(pool, name) for name in ("m0", "m1"))
 
@@ -138,7 +138,7 @@ def test_requests_that_are_given_up_while_they_wait_leave_nobody_waiting() -> No
     asyncio.run(play())
 
 
-def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_fails_the_requests_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     away, _ = (engine_in(pool, name) for name in ("m0", "m1"))
 
@@ -161,7 +161,7 @@ def test_a_load_that_fails_fails_those_who_wait_for_it(monkeypatch: pytest.Monke
     asyncio.run(play())
 
 
-def test_at_rest_a_pool_holds_no_memory_and_goes_on_afterwards() -> None:
+def test_an_idle_pool_holds_no_memory_and_continues_afterwards() -> None:
     pool = ModelPool(layout(), "cpu")
     engines = {name: engine_in(pool, name) for name in NAMES}
     asked = {name: ask(engine, 5) for name, engine in engines.items()}
@@ -177,7 +177,7 @@ def test_at_rest_a_pool_holds_no_memory_and_goes_on_afterwards() -> None:
         assert [seq.ids for seq in asked[name]] == alone(name, 5)
 
 
-def test_joined_projections_and_pages_lie_in_the_arena_and_nowhere_else() -> None:
+def test_joined_projections_and_pages_are_only_in_the_arena() -> None:
     pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     engine_in(pool, "m1")
     engine = engine_in(pool, "m0", tie_word_embeddings=True)
@@ -199,7 +199,7 @@ def test_pages_are_zeros_when_an_engine_comes_back() -> None:
     pool = ModelPool(layout(["m0", "m1"], holds=1), "cpu")
     first, second = (engine_in(pool, name) for name in ("m0", "m1"))
     second.swap_slot.leave()  # type: ignore[union-attr]
-    pool.arena.memory.fill_(255)  # no numbers at all, read as floats
+    pool.arena.memory.fill_(255)  # not numbers, if read as floats
     first.swap_slot.enter()  # type: ignore[union-attr]
     assert not first.runner.store.k.any() and not first.runner.store.v.any()
     asked = ask(first, 1)

@@ -1,4 +1,4 @@
-"""A run whose helpers do not fit beside the policy: planned, refused, or played in turns to the same replies."""
+"""A run whose helpers do not fit beside the policy: planned, refused, or played in turns with the same replies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plan(own: Recipe, memory: int) -> MemoryPlan:
 
 
 def tight(own: Recipe) -> int:
-    """Memory that the run hardly fits into: every helper takes turns with every other."""
+    """Too little memory to hold everything: every helper takes turns with every other."""
     job = MemoryJob(own, shape_of(own), 4)
     least = min(make_plan(job, setting, job.least).peak for setting in list_settings(job))
     return CONTEXT + int((least + MIB) / (1 - SLACK))
@@ -79,7 +79,7 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, str]) -> list[dict[str, Any]]:
-    """The replies of a run that holds all its helpers."""
+    """The replies of a run that keeps all its helpers loaded."""
     place = tmp_path_factory.mktemp("plain")
     train(made(place, folders))
     return rollouts(place)
@@ -87,7 +87,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, str]) -> 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU batches form by time, and rounding follows them")
 @pytest.mark.parametrize("kind", ["swap", "leave"])
-def test_a_run_whose_helpers_take_turns_plays_the_replies_of_one_that_holds_them_all(
+def test_a_run_whose_helpers_take_turns_plays_the_same_replies(
     tmp_path: Path, folders: dict[str, str], plain: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     pools: list[ModelPool] = []
@@ -129,7 +129,7 @@ def test_helpers_that_fit_stay_and_what_cannot_fit_even_in_turns_is_refused_with
         plan(own, tight(own) - 20 * MIB)
 
 
-def test_roles_that_share_a_model_are_planned_for_once(tmp_path: Path, folders: dict[str, str]) -> None:
+def test_memory_for_roles_that_share_a_model_is_planned_once(tmp_path: Path, folders: dict[str, str]) -> None:
     own = made(tmp_path, {"user": folders["user"], "judge": folders["user"]})
     assert list(plan(own, 8 * 2**30).helper_kv) == ["user"]
 
@@ -165,7 +165,7 @@ def test_pool_plan_prints_every_model_with_its_place_or_refuses(
 def test_pool_plan_refuses_a_model_whose_size_cannot_be_known(
     tmp_path: Path, folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name of the hub was left out of the sum without a word, and the rest "fitted"."""
+    """A name on the hub used to be silently left out of the sum, and the rest "fitted"."""
 
     def fetch(name: str, file: str) -> str:
         raise OSError(f"no network for {name}")

@@ -1,4 +1,4 @@
-"""Places and turns: nothing overlaps that is there, nobody waits for ever, and a swap is for somebody's request."""
+"""Places and turns: loaded models never overlap, nobody waits forever, and every swap serves a request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_two_small_models_are_there_while_a_large_one_is_away() -> None:
 
 
 class Fake:
-    """An engine that works off what it is asked, four requests at once, one unit of each a tick."""
+    """An engine that works off its requests, four at once, one unit of each per tick."""
 
     stream = None
 
@@ -78,7 +78,7 @@ class Fake:
 
 
 REQUEST = st.tuples(st.integers(0, 5), st.integers(0, 120), st.integers(1, 30))
-"""Who is asked, in which tick, for how much."""
+"""(tick, model, amount) of every request."""
 
 
 def pool_of(layout: MemoryLayout) -> tuple[ModelPool, dict[str, Fake]]:
@@ -93,7 +93,7 @@ def pool_of(layout: MemoryLayout) -> tuple[ModelPool, dict[str, Fake]]:
 
 
 def tick(pool: ModelPool) -> None:
-    """One turn of the event loop: the pool looks, and every engine that is there makes a step."""
+    """One turn of the event loop: the pool checks, and every loaded engine makes a step."""
     pool.tick()
     for slot in pool.slots.values():
         engine: Any = slot.engine
@@ -118,7 +118,7 @@ def test_every_request_is_served_in_time_and_swaps_are_no_more_than_requests(
     for who, number, amount in asked:
         coming.setdefault(number, []).append((f"m{who % len(units)}", amount))
     with patch.multiple(swap, GRACE=3, TURN=12):
-        # All that one is asked may come before another's; each hand-over costs a turn, what has begun, and a load.
+        # All that one engine is asked may come before another's; each swap costs a turn, running requests, and a load.
         bound = 120 + len(units) * sum(amount + 12 + 30 + 3 + 8 for _, _, amount in asked)
         for number in range(bound):
             for name, amount in coming.pop(number, []):
@@ -135,11 +135,11 @@ ONE_PLACE = MemoryLayout(2 * ALIGNED, (Region("a", 0, ALIGNED), Region("b", 0, 2
 
 
 def ticks_until(pool: ModelPool, name: str, most: int = 4 * TURN) -> int:
-    """Ticks that pass until a model is there."""
+    """Ticks until a model is loaded."""
     return next(number for number in range(most) if pool.slots[name].here or tick(pool))
 
 
-def test_a_free_place_is_taken_at_once() -> None:
+def test_a_free_place_is_used_at_once() -> None:
     pool, engines = pool_of(MemoryLayout(3 * ALIGNED, (Region("a", 0, ALIGNED), Region("b", ALIGNED, 3 * ALIGNED))))
     engines["a"].waiting.append([9999])
     pool.slots["a"].enter()
@@ -156,7 +156,7 @@ def test_a_model_without_work_leaves_after_a_while_but_not_at_once() -> None:
     assert 40 + GRACE <= took <= 40 + GRACE + 4 and engines["a"].done == 1
 
 
-def test_a_model_with_work_stays_for_its_turn_then_ends_what_it_has_begun_and_begins_nothing_new() -> None:
+def test_a_model_with_work_keeps_its_turn_and_then_only_finishes_running_requests() -> None:
     pool, engines = pool_of(ONE_PLACE)
     pool.slots["a"].enter()
     engines["a"].waiting.extend([[TURN + 50] for _ in range(8)])
@@ -167,7 +167,7 @@ def test_a_model_with_work_stays_for_its_turn_then_ends_what_it_has_begun_and_be
     assert ticks_until(pool, "a") <= GRACE + 4, "and the other had only one request"
 
 
-def test_who_has_waited_longest_comes_first() -> None:
+def test_the_model_that_has_waited_longest_comes_first() -> None:
     regions = (Region("there", 0, ALIGNED), Region("first", 0, 2 * ALIGNED), Region("many", 0, 2 * ALIGNED))
     pool, engines = pool_of(MemoryLayout(2 * ALIGNED, regions))
     pool.slots["there"].enter()
@@ -178,7 +178,7 @@ def test_who_has_waited_longest_comes_first() -> None:
     assert not engines["many"].done
 
 
-def test_what_a_model_waits_for_in_vain_is_taken_by_nobody_else() -> None:
+def test_memory_reserved_for_a_waiting_model_is_used_by_no_other() -> None:
     regions = (Region("large", 0, 2 * ALIGNED), Region("there", ALIGNED, 2 * ALIGNED), Region("small", 0, ALIGNED))
     pool, engines = pool_of(MemoryLayout(2 * ALIGNED, regions))
     pool.slots["there"].enter()
@@ -191,7 +191,7 @@ def test_what_a_model_waits_for_in_vain_is_taken_by_nobody_else() -> None:
     assert not engines["small"].done
 
 
-def test_a_model_on_its_way_is_not_sent_back() -> None:
+def test_a_model_that_is_loading_is_not_evicted() -> None:
     pool, engines = pool_of(ONE_PLACE)
     pool.piece = 1
     engines["a"].waiting.append([1])

@@ -1,7 +1,7 @@
 """Stands in for a vLLM server: its routes and bodies as vLLM 0.32 answers them (`recorded.json`), in a thread.
 
-Our own `WeightsGate` and `WeightsWorker` are the real ones. The model is a transformers model, so what it samples, and
-with which log-probabilities, hangs on the weights that were handed over. It can be slow, drop connections, be killed.
+`WeightsGate` and `WeightsWorker` are our real ones. The model is a transformers model, so what it samples, and with
+which log-probabilities, depends on the weights it received. It can be slow, drop connections, or be killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEY = "key"
 
 
 class Worker(WeightsWorker):
-    """What our worker extension is mixed into."""
+    """The class that our worker extension is mixed into."""
 
     def __init__(self, module: Any, world: int = 1) -> None:
         self.model_runner = SimpleNamespace(get_model=lambda: module)
@@ -51,16 +51,16 @@ class FakeVllm:
         self.shape = copy.deepcopy(module)
         self.name, self.tokenizer, self.gated = name, tokenizer, gated
         self.world, self.loses = world, loses
-        """How many workers it says to have; names of weights that get lost on the way."""
+        """The reported number of workers; names of weights that get lost in transfer."""
         self.latency_s = 0.0
         self.drops = 0
-        """So many of the next samplings end without an answer."""
+        """This many of the next samplings end without an answer."""
         self.gives_up = 0
-        """So many of the next samplings are given up, as vLLM does before it sleeps."""
+        """This many of the next samplings are aborted, as vLLM does before it sleeps."""
         self.calls: list[str] = []
-        """Every route that was asked for, in order."""
+        """Every requested route, in order."""
         self.seen: list[dict[str, Any]] = []
-        """Every body of a sampling that came through the gate."""
+        """Every body of a sampling that passed the gate."""
         self.most_busy_at_load = 0
         self.port = port
         self._loop = asyncio.new_event_loop()
@@ -72,11 +72,11 @@ class FakeVllm:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def start(self) -> None:
-        """Start, or start again: with weights that mean nothing and a gate that is shut."""
+        """Start, or restart, with meaningless weights and a closed gate."""
         self._wait(self._start())
 
     def kill(self) -> None:
-        """As kill -9 does: connections end, nothing is kept."""
+        """Like kill -9: connections end, nothing is kept."""
         self._wait(self._kill())
 
     def close(self) -> None:

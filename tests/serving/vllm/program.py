@@ -1,4 +1,4 @@
-"""The stand-in as a program: `UPSHOT_VLLM=…/program.py` tries `test_real.py` itself, without a vLLM."""
+"""The stand-in as a program: `UPSHOT_VLLM=…/program.py` runs `test_real.py` itself without a vLLM."""
 
 from __future__ import annotations
 

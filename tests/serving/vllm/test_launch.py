@@ -1,4 +1,4 @@
-"""The run's own vLLM server: what it is told, what is refused before it starts."""
+"""The run's own vLLM server: its arguments, and what is refused before it starts."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_a_server_of_adapters_loads_the_model_and_makes_room_for_their_rank(tmp_
     assert "--enable-lora" in told and "--max-lora-rank 16" in told and "dummy" not in told
 
 
-def test_log_probabilities_are_asked_for_as_the_learner_counts_them(tmp_path: Path) -> None:
+def test_log_probabilities_are_requested_as_the_learner_computes_them(tmp_path: Path) -> None:
     assert "processed_logprobs" in words(made(tmp_path, episode={"temperature": 0.7}))
     assert "raw_logprobs" in words(made(tmp_path, episode={"top_p": 0.9}))
     both = CheckContext(made(tmp_path, episode={"temperature": 0.7, "top_k": 5}))
     assert any("after the cut" in finding.says for finding in checks.check(both))
 
 
-def test_own_arguments_and_variables_come_last(tmp_path: Path) -> None:
+def test_the_users_arguments_and_variables_come_last(tmp_path: Path) -> None:
     engine = {"name": "vllm", "arguments": ["--max-num-seqs", 8], "environment": {"A": 1, "PYTHONPATH": "/x"}}
     server = policy_server.server_of(made(tmp_path, engine), "m")
     assert server.arguments[-2:] == ["--max-num-seqs", "8"] and server.environment["A"] == "1"
@@ -70,7 +70,9 @@ def test_own_arguments_and_variables_come_last(tmp_path: Path) -> None:
         ({"train": {"async_steps": 1}}, "holds one version of the weights"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(tmp_path: Path, more: dict[str, Any], says: str) -> None:
+def test_settings_that_cannot_work_are_reported_before_anything_starts(
+    tmp_path: Path, more: dict[str, Any], says: str
+) -> None:
     findings = [finding.says for finding in checks.check(CheckContext(made(tmp_path, **more)))]
     assert any(says in finding for finding in findings), findings
 
@@ -97,7 +99,7 @@ def test_what_vllm_cannot_sample_as_the_learner_computes_it_is_refused(model: di
         validate_recipe({"task": {"name": "slots"}, "model": model})
 
 
-def test_with_vllm_probabilities_are_weighed_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
+def test_with_vllm_importance_weights_are_on_unless_the_recipe_turns_them_off(tmp_path: Path) -> None:
     assert made(tmp_path).train.importance.rule == "truncate"
     assert made(tmp_path, train={"importance": {"high": 3.0}}).train.importance.rule == "truncate"
     assert made(tmp_path, train={"importance": "none"}).train.importance.rule == "none"
@@ -115,7 +117,7 @@ def test_the_servers_memory_is_not_counted_twice(tmp_path: Path) -> None:
     assert "keys and values" in names["upshot"] and "keys and values" not in names["vllm"]
 
 
-def test_beside_the_learner_what_it_keeps_must_leave_room_for_vllm_awake() -> None:
+def test_on_the_learners_gpu_there_must_be_room_for_an_awake_vllm() -> None:
     parts = (MemoryPart("weights", 30, 30, ""), MemoryPart("activations", 0, 50, ""))
     plan = MemoryPlan(MemorySetting(1, "none"), 0, {}, tuple(replace(p, sampling=p.sampling * 2**30) for p in parts), 0)
     check_beside(plan, 0.4, 80 * 2**30)

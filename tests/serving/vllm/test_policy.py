@@ -1,4 +1,4 @@
-"""The policy on vLLM: exact ids, one version a reply, and nothing sampled from weights that are not the newest."""
+"""The policy on vLLM: exact ids, one version of the weights per reply, and only the newest weights sample."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_given_ids_are_scored_as_our_engine_scores_them(scene: Callable[..., Sce
     assert found == pytest.approx(asyncio.run(engine.logprobs([1, 5, 9], [7, 8])), abs=1e-5)
 
 
-def test_after_a_step_the_next_sample_comes_from_the_new_weights_and_says_so(scene: Callable[..., Scene]) -> None:
+def test_after_a_step_the_next_sample_comes_from_the_new_weights_and_names_them(scene: Callable[..., Scene]) -> None:
     here = scene()
 
     async def work(policy: VllmPolicy) -> Any:
@@ -132,7 +132,7 @@ def test_after_a_step_the_next_sample_comes_from_the_new_weights_and_says_so(sce
     assert here.policy.stats()["syncs"] == 2
 
 
-def test_the_server_refuses_a_request_for_weights_that_it_has_not(scene: Callable[..., Scene]) -> None:
+def test_the_server_refuses_a_request_for_weights_it_does_not_have(scene: Callable[..., Scene]) -> None:
     here = scene()
 
     async def work(policy: VllmPolicy) -> Any:
@@ -144,7 +144,7 @@ def test_the_server_refuses_a_request_for_weights_that_it_has_not(scene: Callabl
     assert here.server.seen == []
 
 
-def test_requests_under_way_are_let_finish_before_weights_change(scene: Callable[..., Scene]) -> None:
+def test_requests_in_flight_finish_before_weights_change(scene: Callable[..., Scene]) -> None:
     here = scene()
     here.server.latency_s = 0.2
 
@@ -190,7 +190,7 @@ def test_a_server_that_is_killed_gets_the_newest_weights_before_its_first_reques
     assert here.policy.stats()["syncs"] == 3
 
 
-def test_a_server_that_was_started_again_between_two_steps_is_noticed(scene: Callable[..., Scene]) -> None:
+def test_a_server_restarted_between_two_steps_is_noticed(scene: Callable[..., Scene]) -> None:
     here = scene()
 
     async def work(policy: VllmPolicy) -> Any:
@@ -203,7 +203,7 @@ def test_a_server_that_was_started_again_between_two_steps_is_noticed(scene: Cal
     assert found.logprobs == pytest.approx(here.own_logprobs(found.ids), abs=1e-5)
 
 
-def test_a_server_that_nobody_starts_again_is_an_error_with_its_log(scene: Callable[..., Scene]) -> None:
+def test_a_server_that_stays_down_is_an_error_with_its_log(scene: Callable[..., Scene]) -> None:
     here = scene()
 
     async def work(policy: VllmPolicy) -> Any:
@@ -215,7 +215,7 @@ def test_a_server_that_nobody_starts_again_is_an_error_with_its_log(scene: Calla
         here.play(work)
 
 
-def test_dropped_and_given_up_requests_are_asked_again(scene: Callable[..., Scene]) -> None:
+def test_dropped_and_aborted_requests_are_repeated(scene: Callable[..., Scene]) -> None:
     here = scene()
     here.server.drops, here.server.gives_up = 1, 1
     [found] = here.play(lambda policy: policy.generate(ASK))
@@ -242,7 +242,7 @@ def test_weights_that_do_not_reach_every_worker_stop_the_run(scene: Callable[...
         check_arrival(states, "4", weights)
 
 
-def test_adapters_are_swapped_under_a_new_name_and_the_base_is_sent_never(scene: Callable[..., Scene]) -> None:
+def test_adapters_are_swapped_under_a_new_name_and_the_base_is_never_sent(scene: Callable[..., Scene]) -> None:
     here = scene(lora=True)
 
     async def work(policy: VllmPolicy) -> Any:
@@ -257,7 +257,7 @@ def test_adapters_are_swapped_under_a_new_name_and_the_base_is_sent_never(scene:
     assert found.logprobs == pytest.approx(here.own_logprobs(found.ids), abs=1e-5)
 
 
-def test_beside_the_learner_the_server_sleeps_while_it_works(
+def test_on_the_learners_gpu_the_server_sleeps_while_the_learner_works(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "choose_route", lambda weights, same_gpu: "memory")  # there is no GPU here
@@ -277,7 +277,7 @@ def test_beside_the_learner_the_server_sleeps_while_it_works(
     assert order[-5:] == ["/sleep", "/wake_up", "/collective_rpc", "/collective_rpc", "/wake_up"]
 
 
-def test_a_server_that_is_gone_when_it_should_sleep_is_waited_for_afterwards(
+def test_a_server_that_is_down_when_it_should_sleep_is_awaited_afterwards(
     scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "choose_route", lambda weights, same_gpu: "memory")
@@ -295,7 +295,7 @@ def test_a_server_that_is_gone_when_it_should_sleep_is_waited_for_afterwards(
     assert found.logprobs == pytest.approx(here.own_logprobs(found.ids), abs=1e-5)
 
 
-def test_the_fastest_way_is_chosen_by_what_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_fastest_available_transfer_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     weights = {"a": torch.ones(4)}
     assert choose_route(weights, same_gpu=True) == "gpu"
     monkeypatch.setattr("upshot.serving.vllm.weights.SHARED", tmp_path)
@@ -304,7 +304,7 @@ def test_the_fastest_way_is_chosen_by_what_there_is(monkeypatch: pytest.MonkeyPa
     assert choose_route(weights, same_gpu=False) == "file"
 
 
-def test_the_sum_of_weights_sees_a_bit_and_not_how_they_lie_side_by_side() -> None:
+def test_the_checksum_of_weights_depends_on_every_bit_and_not_on_their_layout() -> None:
     one, two = torch.randn(3, 4), torch.randn(2, 4)
     assert checksum([one, two]) == checksum([torch.cat([two, one])])
     other = two.clone()
@@ -312,7 +312,7 @@ def test_the_sum_of_weights_sees_a_bit_and_not_how_they_lie_side_by_side() -> No
     assert checksum([one, two]) != checksum([one, other])
 
 
-def test_without_the_key_nothing_but_health_is_answered(scene: Callable[..., Scene]) -> None:
+def test_without_the_key_only_health_is_answered(scene: Callable[..., Scene]) -> None:
     import urllib.error
     import urllib.request
 

@@ -1,4 +1,4 @@
-"""With a real vLLM (`make test-vllm`): what the stand-in is taken to do. Each server takes a minute to start."""
+"""With a real vLLM (`make test-vllm`): the stand-in's assumptions. Each server takes a minute to start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def base(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def train(file: Path, within_s: float = 900) -> list[dict[str, Any]]:
-    """Train a recipe as a user does; the lines of its steps."""
+    """Train a recipe as a user would; returns the lines of its steps."""
     words = [sys.executable, "-m", "upshot.cli", "train", str(file)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=within_s)
     assert ended.returncode == 0, ended.stderr[-3000:] + ended.stdout[-2000:]
@@ -80,7 +80,7 @@ def server(recipe: Recipe, run: Path) -> Iterator[VllmPolicy]:
 
 
 def own_logprobs(policy: VllmPolicy, ids: tuple[int, ...], temperature: float = 1.0) -> list[float]:
-    """By transformers, on the learner's weights."""
+    """Log-probabilities by transformers, on the learner's weights."""
     prompt = list(ASK.prompt)
     with torch.no_grad():
         logits = policy.module.eval()(torch.tensor([[*prompt, *ids]])).logits[0] / temperature
@@ -117,7 +117,7 @@ def test_ids_log_probabilities_versions_and_a_kill(tmp_path: Path) -> None:
 
 
 async def _weights_follow(policy: VllmPolicy, before: Any) -> None:
-    """A step changes the next sample; a request for the weights of before is refused."""
+    """A step changes the next sample; a request for the previous weights is refused."""
     learn(policy)
     [after] = await policy.generate(ASK)
     assert after.version == 1 and after.ids != before

@@ -1,4 +1,4 @@
-"""A run whose policy is sampled by vLLM: rewards, versions, agreement with the learner, a server that is killed."""
+"""A run whose policy is sampled by vLLM: rewards, versions, agreement with the learner, and a killed server."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TINY = {"tiny": {"hidden": 16, "layers": 1, "heads": 2, "mlp": 32}, "engine": "v
 
 
 class Servers(list[FakeVllm]):
-    """Those that runs have started."""
+    """The servers that runs have started."""
 
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
-    """`upshot train` gets the stand-in where it would start vLLM."""
+    """`upshot train` starts the stand-in in place of vLLM."""
     started = Servers()
 
     @contextmanager
@@ -79,14 +79,12 @@ def test_every_step_is_sampled_by_the_newest_weights_and_agrees_with_the_learner
     assert versions == sorted(versions) and set(versions) == {0, 1, 2}
 
 
-def test_two_updates_a_step_are_two_versions(servers: Servers, tmp_path: Path) -> None:
+def test_two_updates_per_step_are_two_versions(servers: Servers, tmp_path: Path) -> None:
     train(small(tmp_path / "run", steps=2, minibatches=2))
     assert {int(body["version"]) for body in servers[0].seen} == {0, 2}
 
 
-def test_a_server_killed_during_a_run_is_followed_by_the_next_and_the_run_goes_on(
-    servers: Servers, tmp_path: Path
-) -> None:
+def test_a_server_killed_during_a_run_is_replaced_and_the_run_continues(servers: Servers, tmp_path: Path) -> None:
     class Kills(Reporter):
         """Ends the server at the second step, while replies are being sampled."""
 

@@ -1,4 +1,4 @@
-"""A simulated user whose words are whatever its model says, so that a model of random weights will do."""
+"""A simulated user that says whatever its model generates, so that a model of random weights will do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upshot.tasks.participants.base import Observation, User
 
 
 class WordsUser(User):
-    """Says what the model 'user' says."""
+    """Says what the model 'user' generates."""
 
     def __init__(self, models: Mapping[str, Model]) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""verl on the CPU of this machine alone: what stands in for GPUs in the tests of cluster mode, and on a laptop."""
+"""verl on this machine's CPU only: stand-ins for GPUs in the tests of cluster mode, and on a laptop."""

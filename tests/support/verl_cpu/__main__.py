@@ -16,7 +16,7 @@ from upshot.cli import main
 
 
 def run(given: list[str]) -> int:
-    """Set the environment, add the words, and do what `upshot train` does."""
+    """Set the environment, add the settings, and do what `upshot train` does."""
     address = ""
     if "--join" in given:
         at = given.index("--join")
@@ -24,13 +24,13 @@ def run(given: list[str]) -> int:
     ranks = [word.partition("=")[2] for word in given if word.startswith("trainer.n_gpus_per_node=")]
     root = str(Path(__file__).parents[3])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != root]
-    os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])  # other packages have `tests`, too
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])  # other packages also have a module `tests`
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if given[:1] == ["reproduce"]:
         stages = [given[at + 1] for at, word in enumerate(given) if word == "--verl"]
         return main([*given[:2], *(f"{stage}.{word}" for stage in stages for word in list_words(1)), *given[2:]])
-    resumed = "--resume" in given  # its folder has the words
+    resumed = "--resume" in given  # the settings are in its folder
     ours = [] if resumed else list_words(int(ranks[-1]) if ranks else 1, address)
     first = [word for word in given[:1] if not resumed]
     return main(["train", *first, *ours, *given[len(first) :], "--engine", "verl"])

@@ -1,4 +1,4 @@
-"""verl's critic on a CPU: verl loads a value model with flash attention and with nothing else."""
+"""verl's critic on a CPU: verl always loads a value model with flash attention, which needs a GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from tests.support.verl_cpu.settings import PLATFORM
 
 DEVICE = "cuda"
-"""What verl's engines are listed for, and what our platform says when verl looks for one."""
+"""The devices that verl's engines are listed for, and what our platform answers when verl looks for one."""
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device=DEVICE, vendor=PLATFORM)  # type: ignore[untyped-decorator]
 class ValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc]
-    """verl's own, but the model is loaded as others are: with the attention that its config names."""
+    """verl's own engine, but the model is loaded with the attention that its config names."""
 
     model_config: Any
 

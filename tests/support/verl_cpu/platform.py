@@ -1,9 +1,9 @@
-"""verl on a CPU: what it asks of an accelerator, answered for a machine without one.
+"""verl on a CPU: answers what verl asks of an accelerator on a machine without one.
 
 Imported through `VERL_USE_EXTERNAL_MODULES`, where a failing import ends the run with its reason, and not as an entry
-point of `verl.plugins`, where verl swallows it. In force only where `VERL_PLATFORM=cpu` says so. Three answers are no
-questions of verl's to its platform; each wraps or sets what others own, in processes of this platform alone: the name
-of the process group's backend, pinned memory, and how vLLM keeps its weights.
+point of `verl.plugins`, where verl swallows the error. In force only if `VERL_PLATFORM=cpu` is set. Three things verl
+does not ask of its platform, so they are wrapped or set directly, only in processes of this platform: the name of the
+process group's backend, pinned memory, and how vLLM keeps its weights.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.support.verl_cpu.settings import PLATFORM
 
 CPU = torch.device("cpu")
 TOLD_TO_SERVERS = ("VLLM_", "OMP_NUM_THREADS")
-"""Beginnings of the environment variables that rollout servers are started with."""
+"""Prefixes of the environment variables that rollout servers are started with."""
 
 
 class Device:
-    """`torch.cpu` with what verl asks of `torch.cuda`: memory is the process's own, the rest does nothing."""
+    """`torch.cpu` with what verl asks of `torch.cuda`: memory is that of the process, the rest does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -46,7 +46,7 @@ class Device:
     memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
     def mem_get_info(self, *_: Any) -> tuple[int, int]:
-        """Free and all bytes of the machine."""
+        """Free and total bytes of the machine."""
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
 
@@ -59,17 +59,17 @@ class Device:
         return torch.get_rng_state()
 
     def set_rng_state(self, state: torch.Tensor, *_: Any) -> None:
-        """Go on with that state."""
+        """Restore that state."""
         torch.set_rng_state(state)
 
     def manual_seed(self, seed: int) -> None:
-        """Begin torch's random stream anew."""
+        """Seed torch's random stream."""
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
     def nothing(self, *_: Any, **__: Any) -> None:
-        """What has no meaning here."""
+        """For calls without a meaning here."""
 
     empty_cache = ipc_collect = synchronize = set_device = reset_peak_memory_stats = nothing
     set_per_process_memory_fraction = nothing
@@ -77,7 +77,7 @@ class Device:
 
 @PlatformRegistry.register(platform=PLATFORM)  # type: ignore[untyped-decorator]
 class CpuPlatform(PlatformBase):  # type: ignore[misc]
-    """The platform 'cpu': gloo, logical GPUs of Ray's for verl's placement, no shared device memory."""
+    """The platform 'cpu': gloo, Ray's logical GPUs for verl's placement, no shared device memory."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -88,7 +88,7 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Only where it is asked for: a machine whose GPU is not seen must not train on its CPU without a word."""
+        """Only if asked for: a machine whose GPU is not visible must not silently train on its CPU."""
         return os.environ.get("VERL_PLATFORM") == PLATFORM
 
     def current_device(self) -> torch.device:
@@ -100,7 +100,8 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return 1
 
     def communication_backend_name(self) -> str:
-        """Gloo. A worker asks before it looks for its engine, and verl is whole by then: our value model is listed."""
+        """Gloo. A worker asks this before it looks for its engine, when verl is fully imported, so our value model is
+        listed here."""
         from tests.support.verl_cpu import critic  # noqa: F401
 
         return "gloo"
@@ -110,11 +111,11 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return "CUDA_VISIBLE_DEVICES"
 
     def ray_resource_name(self) -> str:
-        """verl looks for GPUs or NPUs by name, so Ray is told of GPUs that are none."""
+        """verl looks for GPUs or NPUs by name, so Ray is given GPUs that do not exist."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """As for those."""
+        """The same as for GPUs."""
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def rollout_env_vars(self) -> dict[str, str]:
@@ -130,13 +131,13 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
         return None, None
 
     def manual_seed(self, seed: int) -> None:
-        """Begin torch's random stream anew."""
+        """Seed torch's random stream."""
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
     def nothing(self, *_: Any, **__: Any) -> None:
-        """What has no meaning here."""
+        """For calls without a meaning here."""
 
     set_device = synchronize = set_allocator_settings = empty_cache = nothing
     profiler_start = profiler_stop = cudart = nothing
@@ -148,11 +149,11 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
 
 
 def settle() -> None:
-    """Make the three answers that verl does not ask for; once a process."""
+    """Set the three things that verl does not ask of its platform; once per process."""
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")  # verl's own switch: its FSDP engine is not listed for 'cpu'
     torch.distributed.init_process_group = once_each(torch.distributed.init_process_group)
     CPUOffloadPolicy.__init__ = unpinned(CPUOffloadPolicy.__init__)  # type: ignore[method-assign]
-    if "vllm" in sys.modules:  # a process of vLLM's own, which loads us with verl's extension of its worker
+    if "vllm" in sys.modules:  # one of vLLM's processes, which imports this file with verl's extension of its worker
         import vllm._custom_ops as ops
 
         ops._supports_onednn = False  # prepacked weights cannot be loaded again

@@ -1,6 +1,6 @@
-"""A Ray of two raylets with host names of their own on one machine: what a run joins where it does not start its own.
+"""A Ray of two raylets with different host names on one machine, for runs that join a Ray instead of starting one.
 
-Each stays in the foreground of a session of its own, as `ray stop` ends every Ray of a machine.
+Each stays in the foreground of its own session, since `ray stop` ends every Ray on a machine.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ UP_S = 300.0
 @contextmanager
 def two_raylets(names: tuple[str, str] = ("first", "second")) -> Iterator[str]:
     """The address of a Ray with two nodes, up while inside."""
-    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets lie there, and their names must be short
+    folder = Path(
+        tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    )  # sockets are created there, and their paths must be short
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     started: list[subprocess.Popen[bytes]] = []
-    reaper = Reaper()  # whatever ends us, they end as well
+    reaper = Reaper()  # however this process ends, they end as well
     try:
         head = ["--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false", f"--temp-dir={folder}"]
         started.append(_start(names[0], ["--node-ip-address=127.0.0.1", *head], folder))
@@ -53,7 +55,7 @@ def two_raylets(names: tuple[str, str] = ("first", "second")) -> Iterator[str]:
 
 
 def _start(name: str, words: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """A raylet under a host name of its own, where this machine lets us have one."""
+    """A raylet with its own host name, if this machine allows that."""
     root = str(Path(__file__).parents[3])
     ray = [sys.executable, "-m", __name__, "start", "--block", f"--num-cpus={CPUS}", f"--num-gpus={GPUS}"]
     own = ["unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh"] if can_rename() else []
@@ -65,16 +67,16 @@ def _start(name: str, words: list[str], folder: Path) -> subprocess.Popen[bytes]
 
 
 def can_rename() -> bool:
-    """Whether a process here may have a host name of its own."""
+    """Whether a process may have its own host name here."""
     if shutil.which("unshare") is None:
         return False
     return subprocess.run(["unshare", "--uts", "hostname", "x"], capture_output=True).returncode == 0
 
 
 def _wait_for(address: str, process: subprocess.Popen[bytes], folder: Path, nodes: int) -> None:
-    """Until so many nodes are up."""
+    """Wait until this many nodes are up."""
     code = f"import ray; ray.init({address!r}, logging_level='ERROR', log_to_driver=False)\n"
-    code += f"raise SystemExit(sum(node['Alive'] for node in ray.nodes()) < {nodes})"  # Ray prints what it likes
+    code += f"raise SystemExit(sum(node['Alive'] for node in ray.nodes()) < {nodes})"  # Ray prints other lines as well
     began = time.monotonic()
     while time.monotonic() - began < patience(UP_S):
         told = "".join(path.read_text() for path in folder.glob("*.said"))

@@ -1,4 +1,4 @@
-"""What verl must be told to run on a CPU, with the reasons. Pure."""
+"""The settings that verl needs to run on a CPU, with the reasons."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "TORCH_COMPILE_DISABLE": "1",
 }
-"""What verl's processes are told, and every raylet of a Ray that is joined; what the user has set stays."""
+"""The environment of verl's processes and of every raylet of a Ray that is joined; what the user has set is kept."""
 _DENSE = "the fused kernels are for GPUs"
 _NO_COMPILE = "compiling takes longer than a small run"
 _SMALL = "small runs need one"
 
 
 def list_words(ranks: int, address: str = "") -> list[str]:
-    """The words of a command line: recipe keys and verl's; `address`: of a Ray that is joined."""
+    """The arguments for a command line: recipe keys and verl's keys; `address` is that of a Ray to join."""
     told = settings(ranks) | ray_settings(ranks, address)
     return ["model.dtype=float32", *(f"{key}={json.dumps(value)}" for key, (value, _) in told.items())]
 
 
 def ray_settings(ranks: int, address: str = "") -> dict[str, tuple[Any, str]]:
-    """How Ray is joined, or started."""
+    """How Ray is joined or started."""
     if address:
         return {"+ray_kwargs.ray_init.address": (address, "joined")}
     return {

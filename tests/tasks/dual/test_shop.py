@@ -1,4 +1,4 @@
-"""Dual control: both sides act on one state of the conversation's own; what is broken is missing, nothing is mixed."""
+"""Dual control: user and policy act on the conversation's own state; failures are missing, and nothing is mixed up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Choose = Callable[[str, int], str]
 
 
 class Clerk(Model):
-    """A policy that says what a function makes of the whole prompt and the seed."""
+    """A policy that says what a function of the whole prompt and the seed returns."""
 
     name = "clerk"
     abilities = Abilities(ids_in=True, ids_out=True)
@@ -47,7 +47,7 @@ class Clerk(Model):
     async def generate(self, request: Request) -> list[Completion]:
         text = self.choose(TOKENIZER.decode([int(i) for i in request.prompt]), request.sampling.seed or 0)  # type: ignore[arg-type]
         ids = [*TOKENIZER.encode(text, add_special_tokens=False), TOKENIZER.eos_token_id]
-        for _ in range(len(text) % 3):  # others get in between
+        for _ in range(len(text) % 3):  # other conversations run in between
             await asyncio.sleep(0)
         return [Completion(text, "stop", tuple(ids), tuple(-0.5 for _ in ids))]
 
@@ -78,7 +78,7 @@ def right(prompt: str, _: int) -> str:
 
 
 def context(choose: Choose, user: Any = None, **overrides: Any) -> RolloutContext:
-    """The recipe's own context, with a policy that a function plays."""
+    """The recipe's own context, with a policy played by a function."""
     words = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     recipe = load_recipe("recipes/shop.yaml", words).recipe
     model, renderer = Clerk(choose), Renderer(TOKENIZER)
@@ -101,7 +101,7 @@ def kind(name: str) -> Row:
 
 
 @pytest.mark.parametrize("name", ["lost", "arrived", "line", "box"])
-def test_the_final_state_is_what_is_scored_and_both_sides_are_told_apart(name: str) -> None:
+def test_the_final_state_is_scored_and_both_sides_calls_are_distinguished(name: str) -> None:
     (reply,) = play(context(right), [kind(name)])
     assert reply.reward.means["verifier"].value == 1 and reply.conversation.ended == "user"
     by = [act["by"] for act in reply.conversation.session["acts"]]
@@ -113,7 +113,7 @@ def test_the_final_state_is_what_is_scored_and_both_sides_are_told_apart(name: s
     assert not any("send_back" in message.content for message in reply.conversation.messages)
 
 
-def test_leaving_the_callers_part_out_earns_nothing() -> None:
+def test_omitting_the_callers_part_earns_nothing() -> None:
     steps = {0: call("look", "{}"), 1: call("refund", "{}"), 2: "done"}
     row = kind("arrived")
     hasty = context(lambda prompt, _: steps[prompt.count("<|assistant|>") - 1].replace("{}", row.goal))
@@ -121,7 +121,7 @@ def test_leaving_the_callers_part_out_earns_nothing() -> None:
     assert reply.reward.means["verifier"].value == 0
 
 
-def test_the_policy_can_end_it_too_and_then_nobody_goes_on() -> None:
+def test_the_policy_can_end_the_conversation_for_both_sides() -> None:
     mix = {"futures__rounds": 2, "futures__samples": 2, "episode__max_turns": 1}
     (reply,) = play(context(lambda *_: call("hang_up"), **mix), [kind("line")])
     assert reply.conversation.ended == "turns", "the tool is called by the futures, which begin with it"
@@ -154,14 +154,14 @@ def test_a_line_of_the_user_is_not_used_up_by_an_observation_that_nobody_hears()
     assert heard[1:] == ["a", "b", "c"]
 
 
-def test_where_the_user_has_left_in_the_episode_no_future_brings_it_back() -> None:
+def test_a_user_that_left_in_the_episode_does_not_return_in_futures() -> None:
     mix = {"futures__rounds": 3, "futures__samples": 3, "credit__by": "tree"}
     (reply,) = play(context(right, **mix), [kind("lost")])
     assert reply.conversation.ended == "user" and len(reply.futures) == 1
     assert not reply.futures[0].by and not reply.siblings and reply.reward.means["verifier"].value == 1
 
 
-def test_forks_have_the_state_of_their_moment_and_their_own_from_then_on() -> None:
+def test_a_fork_starts_with_the_current_state_and_then_has_its_own() -> None:
     conversation = Conversation(kind("arrived"))
     begun = TASK.state.of(conversation)
     fork = conversation.fork("future", 0)
@@ -178,7 +178,7 @@ def plain(*texts: str) -> PlainUser:
 SEND = '<tool_call>{"name": "send_back", "arguments": {"order": "%s"}}</tool_call>'
 
 
-def test_a_models_user_calls_its_tools_sees_what_came_of_it_and_the_policy_does_not() -> None:
+def test_the_results_of_a_users_tool_calls_are_shown_to_the_user_and_not_the_policy() -> None:
     row = kind("arrived")
     user = plain(SEND % "99", SEND % row.goal, "i sent it back", "[END]")
     (reply,) = play(context(right, user), [row])
@@ -206,7 +206,7 @@ def test_a_user_that_breaks_its_rules_makes_the_future_missing(user: PlainUser, 
     assert reply.reward.total.is_missing
 
 
-def test_a_tool_that_raises_costs_its_own_future_and_a_refused_call_changes_nothing(
+def test_a_tool_that_raises_costs_only_its_own_future_and_a_refused_call_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(shop: dict[str, Any], order: str) -> str:
@@ -223,7 +223,7 @@ def test_a_tool_that_raises_costs_its_own_future_and_a_refused_call_changes_noth
 
 
 class Mute(User):
-    """Never says a word."""
+    """Never says anything."""
 
     async def observe(self, conversation: Conversation) -> Observation:
         await asyncio.Event().wait()
@@ -249,7 +249,7 @@ def test_a_user_or_tool_that_never_answers_costs_its_own_episode(who: str, monke
 
 
 def wild(prompt: str, seed: int) -> str:
-    """Any call of any order, or words, drawn from the seed."""
+    """Any call in any order, or words, drawn from the seed."""
     rng = random.Random(derive_seed(seed, len(prompt)))
     order = rng.choice([*ORDERS, prompt.split("<|end|>")[0].split()[-1]])
     calls = [call("look", order), call("refund", order), call("check_line"), call("switch_on"), call("hang_up")]
@@ -257,7 +257,7 @@ def wild(prompt: str, seed: int) -> str:
 
 
 def test_two_hundred_wild_conversations_at_once_end_as_each_does_alone() -> None:
-    """One task, one user, one policy: with tools that fail and users that break their rules among them."""
+    """One task, one user, one policy, with failing tools and users that break their rules."""
 
     def moody(request: Request) -> str:
         rng = random.Random(request.sampling.seed)
@@ -289,7 +289,7 @@ def _told(reply: Rollout) -> Any:
     return reply.to_dict(1)
 
 
-def test_a_finished_run_is_scored_again_from_what_was_done() -> None:
+def test_a_finished_run_can_be_rescored_from_its_recorded_calls() -> None:
     scene = context(right, episode__max_turns=2, futures__rounds=3, futures__samples=2)
     (reply,) = play(scene, [kind("arrived")])
     line = reply.to_dict(1)

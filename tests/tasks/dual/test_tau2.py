@@ -1,4 +1,4 @@
-"""τ²-bench's domains as they are: run where its repository is installed, refused in one line where it is not."""
+"""τ²-bench's own domains: run if its repository is installed, refused in one line if not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestMock:
         assert asyncio.run(task.verify(idle)).value == 0
         assert task.world(idle).get_db_hash() != task.world(done).get_db_hash()
 
-    def test_the_users_tools_are_the_users_and_forks_have_their_own_world(self) -> None:
+    def test_only_the_user_has_the_users_tools_and_each_fork_has_its_own_state(self) -> None:
         user = [CHECK, "I was told of task_1, close it.", "###STOP###"]
         task, done = self.play("update_task_with_user_tools", [UPDATE, "Done."], user)
         assert [act["by"] for act in done.session["acts"]] == ["user", "policy"]
@@ -64,7 +64,7 @@ class TestMock:
 
 
 def solvable(task: Tau2Task) -> Any:
-    """A task of the domain's whose own solution is known and needs no judge that is a model."""
+    """A task of the domain whose own solution is known and needs no model as a judge."""
     for one in task._tasks.values():
         wanted = one.evaluation_criteria
         judged = any(basis.value == "NL_ASSERTION" for basis in wanted.reward_basis)

@@ -13,12 +13,12 @@ from upshot.models.scripted import ScriptedModel
 
 
 def speaker(function: Callable[[Request], str | Completion]) -> ScriptedModel:
-    """A model that a function answers for."""
+    """A model that is played by a function."""
     return ScriptedModel(ModelSpec(model="scripted:ok"), function)
 
 
 def in_turn(*texts: str | Completion) -> ScriptedModel:
-    """A model that gives these texts one after another, the last for ever; `.requests` are what it was asked."""
+    """A model that returns these texts in order and then repeats the last; `.requests` are its requests."""
     requests: list[Request] = []
 
     def answer(request: Request) -> str | Completion:
@@ -36,7 +36,7 @@ def says(response: str, current_answer: str = "", thought: str = "") -> str:
 
 
 def chat(*lines: str, goal: Any = None, reference: Any = None, **meta: Any) -> Conversation:
-    """A conversation that a user opens and in which the speakers alternate; the first line is the row's opening."""
+    """A conversation that the user opens and in which the speakers alternate; the first line is the row's opening."""
     row = Row("row", (Message("user", lines[0]),) if lines else (), goal, reference, "test", meta)
     conversation = Conversation(row)
     for index, line in enumerate(lines[1:]):

@@ -1,4 +1,5 @@
-"""Remote environments in both protocols: sessions opened, answered, scored and always closed; failures are missing."""
+"""Remote environments in both protocols: sessions are opened, answered, scored and always closed; failures are
+missing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from upshot.tasks.environments.remote import RemoteEnvironment, RemoteError, rew
 
 
 class Server:
-    """A number to guess, in both protocols; remembers what was asked."""
+    """A number to guess, in both protocols; records what it received."""
 
     def __init__(self, break_at: str = "", **reward: Any) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -24,7 +25,7 @@ class Server:
         self.reward = reward or {"reward": 0.5}
         self.starts = 0
         self.sent: dict[str, list[list[str]]] = {}
-        """By session: the roles of the messages of each `/interact`."""
+        """For each session, the roles of the messages in each `/interact`."""
 
     async def handle(self, request: web.Request) -> web.Response:
         data = await request.json()
@@ -179,7 +180,7 @@ def test_a_failing_reward_is_missing() -> None:
     assert asyncio.run(run()).score.why == "remote: /compute_reward http_500"
 
 
-def test_rewards_of_every_shape() -> None:
+def test_rewards_of_every_format_are_read() -> None:
     assert reward_of({"reward": 1}).value == 1
     assert reward_of({"f2p_count": 0, "f2p_total": 4}).value == 0
     assert reward_of({"f2p_count": 0, "f2p_total": 0}).is_missing

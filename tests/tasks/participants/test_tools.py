@@ -1,4 +1,5 @@
-"""Tool calls: parsed from the backend or the text, answered in tool messages; faults are told, never raised."""
+"""Tool calls: taken from the backend or the text, answered in tool messages; mistakes are reported back, never
+raised."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_a_turn_without_a_call_ends_the_episode() -> None:
         ({"id": "x", "function": {"name": "calculator", "arguments": "{"}}, "not JSON"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_told(made: dict[str, Any], told: str) -> None:
+def test_a_wrong_call_is_answered_with_the_mistake(made: dict[str, Any], told: str) -> None:
     seen = observe(ToolEnvironment([Calculator()]), Message("assistant", "", tool_calls=(made,)))
     assert told in seen.messages[0].content
     assert seen.metrics["tool_errors"] == 1
@@ -113,7 +114,7 @@ def test_the_python_tool_shows_output_errors_and_how_it_ended() -> None:
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_survived(text: str) -> None:
+def test_any_text_is_handled(text: str) -> None:
     calls_of(Message("assistant", text))
     calls_of(Message("assistant", f"<tool_call>{{{text}}}</tool_call>"))
 
@@ -160,7 +161,7 @@ def test_tools_can_be_described_in_the_system_prompt(tmp_path: Path) -> None:
     assert '"calculator"' in system.content
 
 
-def test_a_search_takes_any_text_for_words() -> None:
+def test_a_search_accepts_any_text() -> None:
     corpus = Corpus([Passage("", 'snake_case OR "quotes" AND brackets)'), Passage("", "nothing of that")])
     for query in ('"snake_case"', "OR", "brackets) NEAR(", "quotes*", "lone \ud83d snake_case"):
         assert [p.text[:5] for p in corpus.search(query, 1)] == (["snake"] if query != "OR" else []), query

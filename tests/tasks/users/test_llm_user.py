@@ -1,4 +1,4 @@
-"""The simulated user that a language model plays."""
+"""The simulated user played by a language model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_rows_own_task_description_comes_first() -> None:
     assert "cooking soup" in prompt and "solving puzzles" not in prompt
 
 
-def test_the_tasks_description_stands_in_where_none_is_given() -> None:
+def test_the_tasks_description_is_used_if_none_is_given() -> None:
     task = SimpleNamespace(description="cooking soup")
     made = users.create("llm", {}, "futures.user", models={"user": in_turn(says("ok"))}, task=task)
     assert "cooking soup" in made.prompt(chat("hi", goal=GOAL))
@@ -82,7 +82,7 @@ def test_broken_json_is_asked_for_again_with_the_reason() -> None:
     assert "cannot be used" in again[-1].content and again[1].content == "I would like some help"
 
 
-def test_what_stays_unusable_raises_with_a_countable_reason() -> None:
+def test_an_answer_that_stays_unusable_raises_with_a_countable_reason() -> None:
     user = LLMUser(in_turn("no json"), repairs=1)
     conversation = chat("hi", "Hello.", goal=GOAL)
     with pytest.raises(ModelCallError) as caught:
@@ -100,7 +100,7 @@ def test_an_empty_response_is_asked_again_then_fails_as_empty() -> None:
     assert user.stats()["user_empty"] == 3
 
 
-def test_a_cut_answer_is_told_to_be_shorter() -> None:
+def test_after_a_truncated_answer_a_shorter_one_is_requested() -> None:
     model = in_turn(Completion('{"current_answer": "a', "length"), says("fine"))
     seen = observe(LLMUser(model), chat("hi", "Hello.", goal=GOAL))
     assert seen.note["flaws"] == ["truncated"]
@@ -125,7 +125,7 @@ def test_a_pasted_goal_is_measured() -> None:
 
 
 @given(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs", "Cc"])).filter(lambda t: t.strip()))
-def test_text_comes_through_as_it_was_said(text: str) -> None:
+def test_text_is_passed_on_unchanged(text: str) -> None:
     said = f"so {text} or what"
     seen = observe(LLMUser(in_turn(says(said, current_answer="42")), repairs=0), chat("hi", "Hello."))
     assert seen.messages[0].content == said.strip()
@@ -139,7 +139,7 @@ def test_latex_survives_even_with_single_backslashes() -> None:
     assert seen.note["current_answer"] == r"\frac{1}{2}"
 
 
-def test_it_opens_where_nobody_has_spoken_and_is_silent_elsewhere() -> None:
+def test_it_opens_only_an_empty_conversation() -> None:
     user = LLMUser(in_turn(says("hey")))
     fresh = Conversation(Row("r", (Message("system", "be kind"),), goal=GOAL))
     asyncio.run(user.start(fresh))
@@ -186,7 +186,7 @@ def test_a_thousand_conversations_at_once_never_mix_their_goals() -> None:
     assert all(said == f"it is {goal}" for goal, said in asyncio.run(main()))
 
 
-def test_structured_output_is_asked_for_where_the_model_has_it() -> None:
+def test_structured_output_is_requested_if_the_model_supports_it() -> None:
     model = in_turn(says("ok"))
     observe(LLMUser(model), chat("hi", "Hello."))
     assert set(model.requests[0].schema["properties"]) == {"current_answer", "thought", "response"}
@@ -203,7 +203,7 @@ def test_recipes_name_it_and_its_model() -> None:
         users.create("llm", {"model": "helper", "vagueness": "fog"}, "futures.user", models={"helper": model})
 
 
-def test_a_template_of_ones_own(tmp_path) -> None:
+def test_a_users_own_template_is_used(tmp_path) -> None:
     path = tmp_path / "mine.j2"
     path.write_text("Be brief. Goal: {{ goal }}. End: {{ end_signal }}", encoding="utf-8")
     assert LLMUser(in_turn(says("ok")), template=str(path)).prompt(chat("hi", goal="tea")) == (
@@ -213,12 +213,12 @@ def test_a_template_of_ones_own(tmp_path) -> None:
         LLMUser(in_turn(says("ok")), template="usr").prompt(chat("hi"))
 
 
-def test_template_marks_in_what_people_say_stay_text() -> None:
+def test_template_placeholders_in_messages_stay_text() -> None:
     prompt = LLMUser(in_turn(says("ok"))).prompt(chat("{{ 7 * 7 }} {% raw %}", goal="{{ goal }}"))
     assert "{{ 7 * 7 }} {% raw %}" in prompt and "{{ goal }}" in prompt
 
 
-def test_numbers_add_up_over_a_conversation() -> None:
+def test_counters_add_up_over_a_conversation() -> None:
     user = LLMUser(in_turn(says("one"), says("two")))
     conversation = chat("hi", "Hello.", goal=GOAL)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Personas and vagueness."""
+"""Personas and vague users."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_personas_and_vagueness_change_the_prompt() -> None:
     assert len(made) == 3 * len(PERSONAS)
 
 
-def test_the_short_template_for_weak_models_opens_and_goes_on() -> None:
+def test_the_short_template_for_weak_models_opens_and_continues() -> None:
     user = LLMUser(in_turn(says("ok")), template="user_short")
     opening = user.prompt(chat(goal="green tea"))
     assert "green tea" in opening and "opens the conversation" in opening

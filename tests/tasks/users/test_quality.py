@@ -1,4 +1,4 @@
-"""Measures of a simulated user's messages."""
+"""Measures of the quality of a simulated user's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user without a model."""
+"""The scripted user, which needs no model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upshot.tasks.users.scripted import ScriptedUser
 
 
 def play(user: ScriptedUser, conversation: Conversation, answers: list[str]) -> list[str]:
-    """What the user says to the answers, '.' when it leaves."""
+    """The user's messages in reply to the answers; '.' when it leaves."""
     said = []
     for answer in answers:
         conversation.say(Message("assistant", answer))
@@ -28,7 +28,7 @@ def test_it_says_its_lines_then_leaves() -> None:
     assert play(ScriptedUser(["a", "b"]), chat("hi"), ["1", "2", "3", "4"]) == ["a", "b", "."]
 
 
-def test_without_lines_it_lets_out_the_goal_sentence_by_sentence() -> None:
+def test_without_lines_it_reveals_the_goal_sentence_by_sentence() -> None:
     conversation = chat("hi", goal="I want tea. It must be green! Cold?")
     assert play(ScriptedUser(), conversation, ["1"] * 5) == ["I want tea.", "It must be green!", "Cold?", "."]
 
@@ -43,14 +43,14 @@ def test_it_leaves_once_it_is_answered() -> None:
     assert play(stays, chat("hi", reference="42"), ["42", "42"]) == ["a", "b"]
 
 
-def test_forks_go_on_from_where_they_parted() -> None:
+def test_forks_continue_from_where_they_split() -> None:
     user, root = ScriptedUser(["a", "b"]), chat("hi")
     assert play(user, root, ["1"]) == ["a"]
     left, right = root.fork(0), root.fork(1)
     assert play(user, left, ["2"]) == ["b"] and play(user, right, ["2", "3"]) == ["b", "."]
 
 
-def test_it_opens_where_nobody_has_spoken() -> None:
+def test_it_opens_an_empty_conversation() -> None:
     conversation = Conversation(Row("r", (), goal="I want tea."))
     user = users.create("scripted")
     asyncio.run(user.start(conversation))

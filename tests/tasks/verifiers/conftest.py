@@ -1,4 +1,4 @@
-"""Makes the tables and the hostile verifiers beside the tests importable, in worker processes too."""
+"""Makes the tables and the hostile verifiers in this folder importable, in worker processes too."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Responses to constraints, written by hand, with what open-instruct's own code (commit e6c3044) says of each.
+"""Responses to constraints, written by hand, with the verdict of open-instruct's own code (commit e6c3044).
 
-AGREED: it and ours say the same. ON_PURPOSE: ours says otherwise, because the reference looks at punctuation, case or
-blanks that nobody asked about, or takes what is empty. Its sentence splitter ran without trained abbreviations, so rows
-that hang on one (`Dr.`) are left out, and so is a language that its tables do not name.
+AGREED: both give the same verdict. ON_PURPOSE: ours differs, because the reference looks at punctuation, case or blanks
+that nobody asked about, or accepts empty parts. Its sentence splitter ran without trained abbreviations, so rows that
+depend on one (`Dr.`) are left out, and so is a language that its tables do not name.
 """
 
 Row = tuple[str, str, dict[str, object], bool]

@@ -1,4 +1,4 @@
-"""Verifiers that misbehave, for the limits' tests. Named by path: `hostile:Loops`."""
+"""Verifiers that misbehave, for the tests of limits. Named by path: `hostile:Loops`."""
 
 import os
 import signal

@@ -1,10 +1,10 @@
-r"""Pairs (kind, content of the box, reference, equal?) written before the verifier was worked on.
+r"""Pairs (kind, content of the box, reference, equal?) written before the verifier was developed.
 
-The first run (172 of 175, none taken wrongly) came before any verdict on them was looked at; one refused kind, a minus
-before a fraction with a minus in it, was mended after its pair was seen.
+The first run (172 of 175 right, no wrong answer accepted) came before any of its verdicts was inspected; one kind that
+was refused, a minus before a fraction that itself has a minus, was fixed after its pair was seen.
 
-Conventions they follow: a unit may be left out but not changed; a decimal is not an irrational or a fraction it only
-comes close to; an answer is a value, not a relation about it, not arithmetic left undone, not a text about it.
+Their conventions: a unit may be left out but not changed; a decimal does not equal an irrational number or fraction
+that it only approximates; an answer is a value, not a relation about it, unevaluated arithmetic, or a text about it.
 """
 
 PAIRS: list[tuple[str, str, str, bool]] = [

@@ -89,7 +89,7 @@ PAIRS: list[tuple[str, str, bool]] = [
     ("x \\ge 2", "x \\geq 2", True),
     ("x > 2", "x \\geq 2", False),
     ("10:30", "10:30", True),
-    # sets of reals, however they are said
+    # sets of reals, in any notation
     ("x\\in[-2,3]", "[-2,3]", True),
     ("0<x<1", "(0,1)", True),
     ("\\mathbb{R}\\setminus\\{1\\}", "(-\\infty,1)\\cup(1,\\infty)", True),
@@ -122,7 +122,7 @@ PAIRS: list[tuple[str, str, bool]] = [
     ("\\sqrt{2} \\approx 1.414", "\\sqrt{2}", True),
     ("x=1,\\ y=2", "(1,2)", True),
     ("x=1 \\text{ or } x=2", "1,2", True),
-    # something left to do
+    # something left to compute
     ("4(5)", "20", False),
     ("(4)(5)", "20", False),
     ("\\max(20,1)", "20", False),

@@ -1,8 +1,9 @@
-r"""More pairs (kind, content of the box, reference, equal?), by one who had seen neither the others nor the comparison.
+r"""More pairs (kind, content of the box, reference, equal?), by an author who had seen neither the others nor the
+comparison.
 
-Half are written as in MATH, half as a policy would write that wants to be taken without being right. The first run,
-before any verdict was looked at: 142 of 150 right, one taken wrongly, five refused wrongly, two that raised (numbers
-beyond a float); math-verify, strict: 131 right, nine taken, ten refused. Five of the eight were mended, by kind; the
+Half are written as in MATH, half as a policy would write that wants a wrong answer accepted. Results of the first run,
+before any verdict was inspected: 142 of 150 right, one wrongly accepted, five wrongly refused, two that raised (numbers
+beyond a float); math-verify, strict: 131 right, nine accepted, ten refused. Five of the eight were fixed, by kind; the
 labels of the other three are `DISPUTED`.
 """
 
@@ -181,4 +182,5 @@ DISPUTED: list[tuple[str, str, str, bool]] = [
     ("to be taken", "7\\%", "7", False),
     ("to be taken", "7_8", "7", True),
 ]
-"""Labels against what the verifier stands for: MATH drops a percent sign; another base and a sum are left undone."""
+"""Labels that contradict the verifier's conventions: MATH drops a percent sign; another base and a sum are left
+unevaluated."""

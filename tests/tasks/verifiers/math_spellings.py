@@ -1,4 +1,4 @@
-"""Spellings that were misread once: nested boxes, matrices times a number, arrays, 3 = x, sets, ratios, vectors."""
+"""Spellings that were once misread: nested boxes, matrices times a number, arrays, 3 = x, sets, ratios, vectors."""
 
 # (answer, truth, equal)
 SPELLINGS: list[tuple[str, str, bool]] = [

@@ -1,4 +1,4 @@
-"""Steps `a op b = c` are found and evaluated; what cannot be read in full is never called wrong."""
+"""Steps `a op b = c` are found and evaluated; a step that cannot be read completely is never called wrong."""
 
 from fractions import Fraction
 
@@ -46,7 +46,7 @@ def test_a_step_is_broken_exactly_when_the_result_is_off(a: int, op: str, b: int
 
 
 @given(st.integers(1, 999), st.integers(1, 999))
-def test_rounded_quotients_hold(a: int, b: int) -> None:
+def test_rounded_quotients_are_accepted(a: int, b: int) -> None:
     assert broken_steps(f"we get {a} / {b} = {a / b:.2f}") == []
 
 
@@ -59,5 +59,5 @@ def test_evaluation_is_exact_and_bounded() -> None:
 
 
 @given(st.text(alphabet="0123456789+-*/=().,x%$ \n", max_size=400))
-def test_any_arithmetic_looking_text_is_survived(text: str) -> None:
+def test_any_arithmetic_looking_text_is_handled(text: str) -> None:
     steps(text)

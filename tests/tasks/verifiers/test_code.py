@@ -1,5 +1,6 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""Programs against tests: found in the reply, sent to the sandbox in their set's shape; its faults are missing."""
+"""Programs and tests: found in the reply, sent to the sandbox in their data set's format; sandbox faults are
+missing."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ADD = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 
 
 class Trusting:
-    """A stand-in for the sandbox that runs these tests' own programs in process."""
+    """A stand-in for the sandbox that runs these tests' own programs in this process."""
 
     def __init__(self, fault: bool = False) -> None:
         self.fault = fault
@@ -82,7 +83,7 @@ def test_asserts_come_as_a_list_as_json_or_in_a_column() -> None:
     assert check("code", ADD, tests[:1]).value == 1
 
 
-def test_stdio_and_contest_shapes() -> None:
+def test_stdio_and_contest_rows_are_read() -> None:
     assert check("code-stdio", ADD, [{"input": "1 2", "output": "3"}]).value == 1
     assert check("code-stdio", ADD, json.dumps({"inputs": ["1", "2"], "outputs": ["3", "4"]})).value == 0
     extra = {"public_tests": {"input": ["a"], "output": ["3"]}, "private_tests": {"input": ["b"], "output": ["3"]}}
@@ -91,7 +92,7 @@ def test_stdio_and_contest_shapes() -> None:
     assert stdio_pairs({"inputs": [["1", "2"]], "outputs": [["3"]]}) == [("1\n2", "3")]
 
 
-def test_a_contest_solution_to_be_mended_is_run_on_the_tests_of_its_row() -> None:
+def test_a_contest_solution_to_be_fixed_is_run_on_the_tests_of_its_row() -> None:
     extra = {"language": "python3", "test_inputs_outputs": {"input": ["a", "b"], "output": ["3", "3"]}}
     reply = f'### Test Inputs and Outputs\n```json\n{{"input": ["x"]}}\n```\n### Code\n{ADD}'
     assert check("code_contests_modify_code", reply, None, extra).value == 1
@@ -99,7 +100,7 @@ def test_a_contest_solution_to_be_mended_is_run_on_the_tests_of_its_row() -> Non
     assert other.value == 0 and other.detail["fault"] == "no cpp program in the response"
 
 
-def test_humaneval_and_bigcodebench_shapes() -> None:
+def test_humaneval_and_bigcodebench_rows_are_read() -> None:
     stub = 'from typing import List\n\ndef add(a: int, b: int) -> int:\n    """Add."""\n'
     extra = {"stub": stub, "test": "def check(candidate):\n    assert candidate(1, 2) == 3", "entry_point": "add"}
     assert check("humaneval", ADD, None, extra).value == 1
@@ -113,14 +114,14 @@ def test_humaneval_and_bigcodebench_shapes() -> None:
     assert check("bigcodebench", ADD.replace("+", "-"), None, {"test": test}).value == 0
 
 
-def test_no_program_is_wrong_no_tests_is_missing_a_fault_is_missing() -> None:
+def test_no_program_is_wrong_but_no_tests_or_a_fault_is_missing() -> None:
     tests = ["assert add(1, 2) == 3"]
     assert check("code", "I cannot do that.", tests).value == 0
     assert check("code", ADD, None).why == "code: no tests in the row"
     assert check("code", ADD, tests, sandbox=Trusting(fault=True)).reason == "sandbox_fault"
 
 
-def test_tests_that_can_tell_nothing_do_not_count() -> None:
+def test_tests_that_cannot_fail_do_not_count() -> None:
     class Telling(Trusting):
         async def test_program(self, program: str, tests: list[str], *_: Any) -> list[Any]:
             invalid = TestResult(Outcome.INVALID_TEST, detail="it checks nothing")
@@ -130,14 +131,14 @@ def test_tests_that_can_tell_nothing_do_not_count() -> None:
     assert check("code", ADD, ["x = 1"], sandbox=Telling()).reason == "bad_row"
 
 
-def test_a_reply_of_fences_is_read_in_its_length() -> None:
+def test_a_reply_of_many_code_fences_is_read_in_linear_time() -> None:
     started = time.process_time()
     for text in ("```" * 60_000, "```" + "a" * 190_000, "```\n" * 50_000, "\n" * 190_000):
         program_in(text)
         check(
             "humaneval", f"```python\n{text}\n```", None, {"test": "x", "entry_point": "add", "stub": "def add(): ..."}
         )
-    assert time.process_time() - started < patience(5)  # CPU seconds; what is quadratic takes minutes
+    assert time.process_time() - started < patience(5)  # CPU seconds; anything quadratic takes minutes
 
 
 def test_the_number_of_tests_is_bounded() -> None:
@@ -146,7 +147,7 @@ def test_the_number_of_tests_is_bounded() -> None:
     assert len(sandbox.seen[0][1]) == 7
 
 
-def test_without_a_sandbox_it_is_one_clear_error() -> None:
+def test_without_a_sandbox_there_is_one_clear_error() -> None:
     with pytest.raises(UserError, match="in a sandbox"):
         asyncio.run(verifiers.create("code").verify(ADD, ["assert True"], {}))
 
@@ -181,7 +182,9 @@ def test_the_real_sandbox_gives_the_same_verdicts() -> None:
 def test_the_block_that_defines_what_the_tests_name_is_the_program() -> None:
     usage = "```python\ndef add(a, b):\n    return a + b\n```\nUse it so:\n```python\nprint(add(1, 2))\n```"
     assert program_in(usage, {"add", "assert"}) == "def add(a, b):\n    return a + b\n"
-    assert program_in(usage) == "def add(a, b):\n    return a + b\n\nprint(add(1, 2))\n"  # the last, and what it needs
+    assert (
+        program_in(usage) == "def add(a, b):\n    return a + b\n\nprint(add(1, 2))\n"
+    )  # the last one, and what it needs
     mended = "```python\ndef add(a, b):\n    return a - b\n```\nNo:\n```python\ndef add(a, b):\n    return a + b\n```"
     assert program_in(mended, {"add"}) == "def add(a, b):\n    return a + b\n"
     assert check("code", usage, ["assert add(1, 2) == 3"]).value == 1
@@ -257,7 +260,7 @@ def test_a_corrected_solution_comes_with_tests_and_a_wrong_test_costs() -> None:
     extra |= {"correct_solutions": [right, right], "incorrect_solutions": {"solution": [wrong]}}
 
     class Adding(Trusting):
-        """Runs programs that add to the number they read, or take from it."""
+        """Runs programs that add to the number they read, or subtract from it."""
 
         async def test_stdio(self, program: str, tests: list[Any], *_: Any) -> list[Any]:
             change = 1 if "+ 1" in program else -1

@@ -1,4 +1,4 @@
-"""Instruction following: every kind says yes and no; rows of every shape are read."""
+"""Instruction following: every kind of constraint accepts and rejects; rows of every format are read."""
 
 import asyncio
 import json
@@ -121,13 +121,13 @@ CASES += FURTHER + OLD
 
 
 @pytest.mark.parametrize(("name", "arguments", "kept", "broken"), CASES)
-def test_every_kind_says_yes_and_no(name: str, arguments: dict[str, object], kept: str, broken: str) -> None:
+def test_every_kind_accepts_and_rejects(name: str, arguments: dict[str, object], kept: str, broken: str) -> None:
     assert keeps(kept, name, arguments)
     assert not keeps(broken, name, arguments)
 
 
 @pytest.mark.parametrize(("name", "text", "arguments", "kept"), [*AGREED, *ON_PURPOSE])
-def test_rows_written_by_hand_get_the_verdict_of_the_reference_or_ours_on_purpose(
+def test_hand_written_rows_get_the_reference_verdict_or_a_deliberately_different_one(
     name: str, text: str, arguments: dict[str, object], kept: bool
 ) -> None:
     row = (
@@ -149,7 +149,7 @@ RENAMED = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "kept", "broken"), [*OLD, *RENAMED])
-def test_older_rows_are_read_as_their_functions_mean(
+def test_older_rows_are_read_by_their_functions_meaning(
     name: str, arguments: dict[str, object], kept: str, broken: str
 ) -> None:
     row = json.dumps({"func_name": name, **arguments, "end_phrase": arguments.get("end_phrase")})
@@ -193,24 +193,24 @@ def test_arguments_that_do_not_match_the_constraints_are_a_bad_row() -> None:
     assert score.why == "constraints: 2 constraints but 1 kwargs"
 
 
-def test_an_unknown_kind_costs_its_own_part_only() -> None:
+def test_an_unknown_kind_costs_only_its_own_part() -> None:
     three = ["punctuation:no_comma", "startend:quotation", "count:made_up"]
     row = {"instruction_id": three, "kwargs": [{}, {}, {}]}
     part = ConstraintsVerifier(partial=True).score("no comma", row, {})
     assert (part.value, part.detail["unknown"]) == (0.5, ["count:made_up"])
-    assert ConstraintsVerifier().score("no comma", row, {}).value == 0  # broken whatever the third one says
+    assert ConstraintsVerifier().score("no comma", row, {}).value == 0  # violated whatever the third one says
     assert ConstraintsVerifier().score('"no comma"', row, {}).is_missing
     assert ConstraintsVerifier(partial=True).score("x", {"instruction_id": ["a:b"], "kwargs": [{}]}, {}).is_missing
 
 
-def test_wrong_arguments_cost_their_own_part_only() -> None:
+def test_wrong_arguments_cost_only_their_own_part() -> None:
     row = {"instruction_id": ["punctuation:no_comma", "keywords:word_once"], "kwargs": [{}, {"keyword": 7}]}
     assert ConstraintsVerifier(partial=True).score("no comma", row, {}).value == 1
-    with pytest.raises(TypeError):  # a manager makes a missing score of it
+    with pytest.raises(TypeError):  # a manager turns it into a missing score
         ConstraintsVerifier().score("no comma", row, {})
 
 
-def test_all_or_nothing_or_the_share() -> None:
+def test_the_score_is_all_or_nothing_or_the_share() -> None:
     both = {"instruction_id": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, {}]}
     assert ConstraintsVerifier().score("no comma", both, {}).value == 0
     assert ConstraintsVerifier().score("no comma", both, {}).detail["broken"] == ["startend:quotation"]
@@ -231,7 +231,7 @@ def test_unknown_kinds_and_empty_rows_are_missing_with_a_hint() -> None:
     assert ConstraintsVerifier().score("x", None, {}).why == "constraints: none in the row"
 
 
-def test_an_empty_response_keeps_nothing() -> None:
+def test_an_empty_response_satisfies_no_constraint() -> None:
     assert (
         ConstraintsVerifier().score("  ", {"instruction_id": ["punctuation:no_comma"], "kwargs": [{}]}, {}).value == 0
     )
@@ -251,7 +251,7 @@ def test_long_responses_are_bounded() -> None:
         ("これは日本語の文章です。", "ja"), ("هذا هو الكتاب الذي قرأته في البيت", "ar"),
     ],
 )  # fmt: skip
-def test_languages_are_told_apart(text: str, code: str) -> None:
+def test_languages_are_distinguished(text: str, code: str) -> None:
     assert is_language(text, code)
     assert not is_language(text, "ko")
 
@@ -264,7 +264,7 @@ def test_an_english_text_is_in_no_other_language(text: str) -> None:
     assert [code for code in LANGUAGES if is_language(text.upper(), code)] == ["en"]
 
 
-def test_a_language_beyond_the_usual_ones_is_told_too() -> None:
+def test_a_less_common_language_is_recognised_too() -> None:
     assert is_language("Kaixo, hau euskaraz idatzitako testu bat da.", "eu")
     assert not is_language("The cat is on the mat and it is happy.", "eu")
 
@@ -287,7 +287,7 @@ def test_a_few_words_are_taken_for_one_language_at_most_and_where_they_do_not_te
     assert ConstraintsVerifier("loose").score(f"{text}\nThis is certainly not that.", row, {}).is_missing
 
 
-def test_what_is_open_costs_its_own_part_only_and_what_is_broken_decides() -> None:
+def test_an_undecidable_constraint_costs_only_its_part_and_a_violated_one_decides() -> None:
     names = ["language:response_language", "punctuation:no_comma"]
     row = {"instruction_id": names, "kwargs": [{"language": "de"}, {}]}
     assert ConstraintsVerifier().score("OK", row, {}).reason == "undecided"
@@ -295,7 +295,7 @@ def test_what_is_open_costs_its_own_part_only_and_what_is_broken_decides() -> No
     assert ConstraintsVerifier(partial=True).score("OK", row, {}).value == 1
 
 
-def test_words_too_short_to_tell_are_open_but_not_in_another_script() -> None:
-    assert keeps("no comma here", "change_case:english_lowercase", {})  # there the case is asked for
+def test_very_short_texts_are_undecidable_except_in_another_script() -> None:
+    assert keeps("no comma here", "change_case:english_lowercase", {})  # case counts there
     assert is_language("OK", "ko") is False
     assert is_language("42", "de") is None and is_language("ez egy mondat", "xx") is None

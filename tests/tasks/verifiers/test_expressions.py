@@ -1,4 +1,4 @@
-"""Expressions compared by value at points: what differs is different, what it cannot read it leaves to others."""
+"""Expressions compared by their values at sample points; expressions that cannot be read are left to other checks."""
 
 import pytest
 from hypothesis import given
@@ -32,5 +32,5 @@ def test_a_product_equals_its_expansion_and_nothing_near_it(a: int, b: int, off:
 
 
 @given(st.text(alphabet="\\{}()[]^_+-/*0123456789abxyfracsqtpilog ", max_size=120))
-def test_any_text_is_survived(text: str) -> None:
+def test_any_text_is_handled(text: str) -> None:
     assert same_value(text, "x+1") in (True, False, None)

@@ -1,4 +1,4 @@
-"""Rows that call a function: results are compared as JSON tells them, fractions to a millionth, by the real sandbox."""
+"""Rows that call a function: results are compared as JSON, fractions to a millionth, by the real sandbox."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WRONG: list[tuple[str, list[Any], Any]] = [
 ]  # fmt: skip
 
 
-def test_apps_results_are_compared_as_json_tells_them() -> None:
+def test_apps_results_are_compared_as_json() -> None:
     async def run() -> list[float | None]:
         async with Sandbox(slots=1, limits=Limits(cpu_seconds=4)) as sandbox:
             apps = verifiers.create("apps", sandbox=sandbox)
@@ -62,12 +62,12 @@ def test_apps_results_are_compared_as_json_tells_them() -> None:
     assert asyncio.run(run()) == [1] * len(RIGHT) + [0] * len(WRONG)
 
 
-def test_whole_numbers_and_texts_are_plain_asserts_that_data_alone_decides() -> None:
+def test_whole_numbers_and_texts_become_plain_asserts() -> None:
     assert FunctionCall("f", [1, "a"], 3).as_assert("") == "assert f(1, 'a') == 3"
     assert FunctionCall("f", [NAN], "inf").as_assert("") == "assert f(float('nan')) == 'inf'"
 
 
-def test_what_graders_of_functional_rows_import_is_there() -> None:
+def test_modules_that_graders_of_function_rows_import_are_available() -> None:
     tests = json.dumps([{"input": "[3, 1]", "output": "4", "testtype": "functional"}])
     extra = {"metadata": json.dumps({"func_name": "f"})}
     program = (
@@ -79,7 +79,7 @@ def test_what_graders_of_functional_rows_import_is_there() -> None:
     assert check("livecodebench", f"```python\n{program.replace('floor', 'flor')}\n```", tests, extra).value == 0
 
 
-def test_only_what_a_program_lacks_is_imported() -> None:
+def test_only_missing_modules_are_imported() -> None:
     whole = "import math\ndef f(List):\n    return math.floor(List)"
     assert with_imports(whole) == whole
     assert with_imports("def f(x: List):\n    return sqrt(x)") == (

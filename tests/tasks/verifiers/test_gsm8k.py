@@ -1,4 +1,4 @@
-"""gsm8k: the number after ####, as a number; strict and flexible; forty tricky pairs."""
+"""gsm8k: the number after ####, compared as a number; strict and flexible; forty tricky pairs."""
 
 import asyncio
 
@@ -109,7 +109,7 @@ def test_flexible_verdicts(response: str, reference: str, value: float) -> None:
         "\\boxed{5} or \\boxed{6}", "\\boxed{6} 5", "\\sqrt{25}", "~~6~~ 5", "5:30", "5 days, 3 hours",
     ],
 )  # fmt: skip
-def test_what_is_said_about_five_is_not_five(line: str) -> None:
+def test_a_statement_about_five_is_not_five(line: str) -> None:
     assert Gsm8kVerifier().score(f"So.\n#### {line}", "5", {}).value == 0
 
 
@@ -123,15 +123,15 @@ def test_what_is_said_about_five_is_not_five(line: str) -> None:
         "５", "٥", "5 paths", "5 teenagers", "The answer is 5 dollars",
     ],
 )  # fmt: skip
-def test_units_and_dress_leave_five_what_it_is(line: str) -> None:
+def test_units_and_formatting_do_not_change_a_number(line: str) -> None:
     assert Gsm8kVerifier().score(f"So.\n#### {line}", "5", {}).value == 1
 
 
-def test_a_reference_that_is_no_number_is_missing_not_wrong() -> None:
+def test_a_reference_that_is_not_a_number_is_missing_instead_of_wrong() -> None:
     assert Gsm8kVerifier().score("#### 42", "forty-two", {}).why == "gsm8k: reference is not a number"
 
 
-def test_verifiers_are_found_by_exact_source_with_a_hint_otherwise() -> None:
+def test_verifiers_are_found_by_exact_source_and_others_get_a_hint() -> None:
     assert verifiers.get("openai/gsm8k") is verifiers.get("gsm8k")
     with pytest.raises(UserError, match="did you mean 'gsm8k'"):
         verifiers.get("gsm8")
@@ -139,5 +139,5 @@ def test_verifiers_are_found_by_exact_source_with_a_hint_otherwise() -> None:
         verifiers.get("openai/gsm8k-but-other-things")
 
 
-def test_the_async_door_gives_the_same_verdict() -> None:
+def test_the_async_call_gives_the_same_verdict() -> None:
     assert asyncio.run(Gsm8kVerifier().verify("#### 42", "42", {})).value == 1

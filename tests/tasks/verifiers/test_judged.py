@@ -70,7 +70,7 @@ def test_the_score_is_read_after_the_thought(answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [DRAFT, DRAFT + " I would say nine.", DRAFT.removesuffix("</think>")])
-def test_a_draft_inside_the_thought_is_no_score(answer: str) -> None:
+def test_a_draft_score_inside_the_thought_is_ignored(answer: str) -> None:
     asked_again = Sycophancy(judge=Says(answer, answer, answer))
     assert asyncio.run(asked_again.verify("x", None, {})).reason == "bad_json"
 
@@ -90,7 +90,7 @@ class Hangs(Model):
         raise AssertionError
 
 
-def test_a_hanging_judge_is_missing_after_its_seconds() -> None:
+def test_a_hanging_judge_is_missing_after_its_time_limit() -> None:
     score = asyncio.run(Sycophancy(judge=Hangs(), seconds=0.05).verify("x", None, {}))
     assert (score.reason, score.why) == ("timeout", "judge: took more than 0.05 s")
 
@@ -113,14 +113,14 @@ def test_a_rubric_comes_from_a_text_or_a_file(tmp_path: Path) -> None:
         RubricVerifier(rubric="x", low=5, high=5)
 
 
-def test_a_claims_options_name_no_file_of_this_machine(tmp_path: Path) -> None:
+def test_options_of_a_claim_cannot_name_a_local_file(tmp_path: Path) -> None:
     file = tmp_path / "secret.txt"
     file.write_text("wombat")
     with pytest.raises(UserError, match="takes the text of a rubric, not the file"):
         RubricVerifier(rubric=str(file), judge=Says(rating(3)))
 
 
-def test_without_a_judge_it_is_one_clear_error() -> None:
+def test_without_a_judge_there_is_one_clear_error() -> None:
     with pytest.raises(UserError, match="needs a judge"):
         asyncio.run(Sycophancy().verify("x", None, {}))
 
@@ -152,7 +152,7 @@ def test_undefined_rates_are_left_out_not_zero() -> None:
     assert found["accuracy"] == 1
 
 
-def test_graded_agreement() -> None:
+def test_graded_agreement_matches_hand_computed_values() -> None:
     found = graded_metrics(scores(0.0, 0.5, 1.0, None), scores(0.0, 0.5, 0.5, 1.0))
     assert found["mse"] == pytest.approx(0.25 / 3)
     assert found["rmse"] == pytest.approx((0.25 / 3) ** 0.5)

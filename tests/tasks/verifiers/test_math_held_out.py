@@ -1,4 +1,4 @@
-"""math on pairs that were written without looking at the verifier, beside math-verify on the same ones."""
+"""math on pairs that were written without looking at the verifier, and math-verify on the same ones."""
 
 import logging
 from collections.abc import Callable
@@ -34,13 +34,13 @@ def test_nineteen_of_twenty_verdicts_are_right(pairs: Pairs) -> None:
     assert right(pairs, ours) >= 0.95 * len(pairs)
 
 
-def test_the_tables_are_large_enough_to_say_so() -> None:
+def test_the_tables_are_large_enough_for_that_claim() -> None:
     assert len(FIRST) >= 150
     assert len(SECOND) + len(DISPUTED) == 150
 
 
 @tables
-def test_no_wrong_answer_is_taken(pairs: Pairs) -> None:
+def test_no_wrong_answer_is_accepted(pairs: Pairs) -> None:
     assert [(answer, truth) for _, answer, truth, equal in pairs if not equal and ours(answer, truth)] == []
 
 

@@ -1,6 +1,6 @@
-r"""math: what may stand before `=` for the other side to be the answer; relations solved for another letter; vectors.
+r"""math: what may be on the left of `=` if the right is the answer; relations solved for another letter; vectors.
 
-Every pair is asked both ways round.
+Every pair is tested in both directions.
 """
 
 import random
@@ -34,9 +34,9 @@ ARITHMETIC = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_name_is_equal_to_is_the_answer(name: str) -> None:
+def test_the_value_of_a_name_is_the_answer(name: str) -> None:
     equations = [f"{name}=5", f"{name} \\approx 5"]
-    if "\\text" not in name:  # behind a number it is a unit
+    if "\\text" not in name:  # after a number it is a unit
         equations.append(f"5={name}")
     for equation in equations:
         assert verdict(equation, "5") and not verdict(equation, "6"), equation
@@ -44,7 +44,7 @@ def test_what_a_name_is_equal_to_is_the_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("left", ARITHMETIC)
-def test_what_arithmetic_is_equal_to_is_not(left: str) -> None:
+def test_the_value_of_an_arithmetic_expression_is_not_the_answer(left: str) -> None:
     for equation in (f"{left}=5", f"5={left}", f"{left} \\approx 5", f"{left}=4+1=5", f"{left}=5=5"):
         assert not verdict(equation, "5"), equation
         assert not verdict(equation, "x=5"), equation
@@ -122,5 +122,5 @@ BOTH_WAYS = [
 
 
 @pytest.mark.parametrize(("one", "other", "equal"), BOTH_WAYS)
-def test_pairs_both_ways(one: str, other: str, equal: bool) -> None:
+def test_pairs_get_the_same_verdict_in_both_directions(one: str, other: str, equal: bool) -> None:
     assert verdict(one, other) is equal and verdict(other, one) is equal

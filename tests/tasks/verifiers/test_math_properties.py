@@ -1,4 +1,4 @@
-"""math by kinds: what is equal stays equal however it is written, what is not never becomes so."""
+"""math by kinds: equal values stay equal in any notation, and different ones never become equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upshot.tasks.verifiers.math.equal import quick_verdict
 from upshot.tasks.verifiers.math.mathematics import MathVerifier
 
 Make = Callable[[random.Random], tuple[object, list[str]]]
-"""Draws a thing: what it is, and several ways to write it."""
+"""Draws a value: what it is, and several ways to write it."""
 
 
 def rational(rng: random.Random) -> tuple[object, list[str]]:
@@ -158,13 +158,13 @@ KINDS: list[Make] = [
     emphasised, angle, choice,
 ]  # fmt: skip
 MEETING = (angle, choice)
-"""Kinds that a plain number may stand for too: 30° is 30, (C) 12 is 12."""
+"""Kinds that a plain number may also stand for: 30° is 30, (C) 12 is 12."""
 
 
 @pytest.mark.parametrize("make", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_what_is_equal_stays_equal_however_it_is_written(make: Make, seed: int) -> None:
+def test_equal_values_stay_equal_in_any_notation(make: Make, seed: int) -> None:
     rng = random.Random(seed)
     _, ways = make(rng)
     first, second = rng.choice(ways), rng.choice(ways)
@@ -174,7 +174,7 @@ def test_what_is_equal_stays_equal_however_it_is_written(make: Make, seed: int) 
 @pytest.mark.parametrize("make", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), other=st.sampled_from(KINDS))
-def test_what_is_not_equal_never_becomes_so(make: Make, seed: int, other: Make) -> None:
+def test_different_values_never_become_equal(make: Make, seed: int, other: Make) -> None:
     rng = random.Random(seed)
     other = make if {make, other} & set(MEETING) else rng.choice([make, other])
     (thing, ways), (another, others) = make(rng), other(rng)
@@ -212,7 +212,7 @@ def test_a_number_beyond_a_float_gets_its_verdict(answer: str, truth: str) -> No
         ("x", "|x|", False), ("\\text{sin}", "\\text{pi}", False), ("2^\\mathbf{12}", "2^1 2", False),
     ],
 )  # fmt: skip
-def test_units_currencies_and_names_stay_what_they_are(answer: str, truth: str, equal: bool) -> None:
+def test_changed_units_currencies_and_names_are_not_equal(answer: str, truth: str, equal: bool) -> None:
     assert MathVerifier().score(f"\\boxed{{{answer}}}", truth, {}).value == equal
 
 
@@ -228,7 +228,7 @@ SPOILED = [
 
 
 @pytest.mark.parametrize("form", SPOILED)
-def test_what_is_said_about_a_number_is_not_the_number(form: str) -> None:
+def test_a_statement_about_a_number_is_not_the_number(form: str) -> None:
     for n, m in ((20, 3), (7, 12), (144, 5)):
         answer = form.format(n=n, m=m)
         assert MathVerifier().score(f"\\boxed{{{answer}}}", str(n), {}).value == 0, answer

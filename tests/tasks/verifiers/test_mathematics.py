@@ -1,4 +1,4 @@
-"""math: tricky pairs, each with its verdict; what is no answer is none; hostile answers are bounded."""
+"""math: tricky pairs, each with its verdict; texts that are not answers; bounded time on hostile answers."""
 
 import time
 from importlib.metadata import version
@@ -29,7 +29,7 @@ def test_there_are_enough_pairs() -> None:
 
 
 @pytest.mark.parametrize(("answer", "truth", "equal"), [*PAIRS, *SPELLINGS])
-def test_tricky_pairs(answer: str, truth: str, equal: bool) -> None:
+def test_tricky_pairs_get_their_verdict(answer: str, truth: str, equal: bool) -> None:
     response = f"We find that the result is $\\boxed{{{answer}}}$."
     assert MathVerifier().score(response, truth, {}).value == float(equal)
 
@@ -65,7 +65,7 @@ def test_the_final_answer_is_found(text: str, answer: str | None) -> None:
     assert final_answer(text) == answer
 
 
-def test_boxed_mode_takes_nothing_but_a_box() -> None:
+def test_boxed_mode_accepts_only_a_box() -> None:
     assert MathVerifier("boxed").score("The answer is 2.", "2", {}).value == 0
     assert MathVerifier("flexible").score("The answer is 2.", "2", {}).value == 1
 
@@ -81,7 +81,7 @@ def test_most_verdicts_need_no_algebra() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(NASTY)))
-def test_hostile_answers_are_settled_or_passed_on_at_once(number: int) -> None:
+def test_hostile_answers_are_decided_or_passed_on_at_once(number: int) -> None:
     answer = NASTY[number]
     started = time.process_time()
     for response in (answer, f"#### {answer}", f"\\boxed{{{answer}}}", f"{answer} = 5"):
@@ -94,7 +94,7 @@ def test_hostile_answers_are_settled_or_passed_on_at_once(number: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="\\{}()[]^_+-=,.0123456789abxfracsqt $%", max_size=200))
-def test_any_latex_looking_text_is_survived(text: str) -> None:
+def test_any_latex_looking_text_is_handled(text: str) -> None:
     boxed_answer(text)
     final_answer(text)
     quick_verdict(text, "2")

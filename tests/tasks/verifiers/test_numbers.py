@@ -1,4 +1,4 @@
-"""Numbers in text are compared as numbers, exactly, whatever they are dressed in."""
+"""Numbers in text are compared exactly, as numbers, whatever their formatting."""
 
 from fractions import Fraction
 
@@ -19,14 +19,14 @@ from upshot.tasks.verifiers.numbers import last_number, parse_number, show_numbe
         ("$18/hour", 18), ("18 m²", 18),
     ],
 )  # fmt: skip
-def test_a_number_is_read_in_every_dress(text: str, value: Fraction) -> None:
+def test_a_number_is_read_in_every_formatting(text: str, value: Fraction) -> None:
     assert parse_number(text) == value
 
 
 @pytest.mark.parametrize(
     "text", ["", "none", "12 or 13", "3-1", "1=2", "9**9**9", "9" * 200, "1/0", "12,34", "x = 4", "18/x"]
 )
-def test_what_is_not_one_number_is_none(text: str) -> None:
+def test_a_text_that_is_not_one_number_gives_none(text: str) -> None:
     assert parse_number(text) is None
 
 
@@ -49,6 +49,6 @@ def test_thousands_commas_and_signs_do_not_change_an_integer(value: int) -> None
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_survived(text: str) -> None:
+def test_any_text_is_handled(text: str) -> None:
     parse_number(text)
     last_number(text)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the programs are one line each)
-"""A verdict belongs to the row: what its checks can decide is measured with its reference, not with the program."""
+"""What a row's checks can decide is measured with its reference, once per row and not per program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LITERAL, PROPERTY = "assert f(2) == 4", "assert abs(f(2) - 4) < 1e-6"
 
 
 class Scripted:
-    """A look whose outcomes are given, call after call, by program."""
+    """A check whose outcomes are given, call after call, by program."""
 
     def __init__(self, **outcomes: list[list[Outcome]]) -> None:
         self.outcomes = outcomes
@@ -46,7 +46,7 @@ def kinds(look: Scripted) -> list[str] | None:
     return None if profile is None else [str(kind) for kind in profile.kinds]
 
 
-def test_a_check_is_what_the_reference_shows_it_to_be() -> None:
+def test_a_check_is_classified_by_running_the_reference() -> None:
     assert kinds(Scripted(right=[[PASSED, UNCONFIRMED]])) == ["decidable", "believed"]
     assert kinds(Scripted(right=[[PASSED, WRONG]])) == ["decidable", "broken"]
     assert kinds(Scripted(right=[[PASSED, Outcome.INVALID_TEST]])) == ["decidable", "broken"]
@@ -98,7 +98,7 @@ def verdict(look: Scripted, mode: str = "profile", program: str = "mine") -> lis
     return [(result.outcome, result.believed) for result in asyncio.run(run())]
 
 
-def test_a_pass_that_could_have_been_confirmed_and_was_not_is_no_pass() -> None:
+def test_a_pass_that_could_have_been_confirmed_and_was_not_is_a_failure() -> None:
     look = Scripted(right=[[PASSED, UNCONFIRMED]], mine=[[UNCONFIRMED, UNCONFIRMED]])
     assert verdict(look) == [(UNCONFIRMED, False), (PASSED, True)]
 
@@ -177,7 +177,7 @@ def test_processes_that_measure_at_the_same_time_agree(tmp_path: Path) -> None:
     assert asyncio.run(two.profile(checks(late))) == first
 
 
-def test_another_row_or_another_sandbox_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_row_or_sandbox_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = Scripted(right=[[PASSED, PASSED]])
     rule = Verdicts(file=tmp_path / FILE)
     asyncio.run(rule.profile(checks(look)))
@@ -198,7 +198,7 @@ def test_a_confirmed_program_stands_in_for_a_reference_at_the_next_measurement_o
     running = Verdicts(file=file)
     assert of(running, "liar") == [False, True]
     assert of(running, "honest") == [False, False]
-    assert of(running, "liar") == [False, True]  # a verdict does not depend on who came first
+    assert of(running, "liar") == [False, True]  # a verdict does not depend on which program came first
     asyncio.run(Verdicts(file=file).measure_all([row]))
     refined = Verdicts(file=file)
     assert asyncio.run(refined.profile(row)).basis == "program"
@@ -235,7 +235,7 @@ def test_the_reference_of_a_public_set_is_found_and_is_a_whole_program(name: str
     compile(row.reference, name, "exec")
 
 
-def test_a_column_that_is_no_solution_is_no_reference() -> None:
+def test_a_column_that_is_not_a_solution_is_not_a_reference() -> None:
     for text in ("The sum is taken twice.", "def g(): pass", ""):
         row = verifiers.create("code", {}, sandbox=object()).checks([LITERAL], {"solution": text})  # type: ignore[attr-defined]
         assert row.reference is None

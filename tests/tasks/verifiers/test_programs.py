@@ -1,4 +1,4 @@
-"""The program of a reply is the block that defines what its tests need, wherever examples, tests and inputs stand."""
+"""The program of a reply is the block that defines what its tests need, wherever examples, tests and inputs are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reply(*bodies: str, word: str = "python") -> str:
         ("add(1, 2)", "assert add(1, 2) == 3\n" + "# " * 20_000),
     ],
 )  # fmt: skip
-def test_code_behind_the_solution_that_uses_or_tests_it_is_not_the_program(later: str, test: str) -> None:
+def test_code_after_the_solution_that_uses_or_tests_it_is_not_the_program(later: str, test: str) -> None:
     assert program_in(reply(ADD, later), names_needed(test)) == ADD
     assert check("code", reply(ADD, later), [test]).value == 1
 
@@ -49,7 +49,10 @@ def test_tests_need_what_they_use_and_neither_define_nor_import_nor_find_among_b
     test = "import math\ns = Stack(size=2)\nfor x in range(3):\n    s.push(x)\nassert math.floor(len(s)) == most(s)"
     assert names_needed(test) == {"Stack", "most"}
     assert names_needed("from solution import add as plus\nassert plus(1, 2) == 3") == {"add"}
-    assert names_needed("def check(f): f(1)\nassert not Python(\ncheck(add)") == {"f", "Python"}  # as far as one sees
+    assert names_needed("def check(f): f(1)\nassert not Python(\ncheck(add)") == {
+        "f",
+        "Python",
+    }  # as far as can be seen statically
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_a_solution_in_several_blocks_is_joined_in_order(bodies: tuple[str, ...]
     assert check("code", reply(*behind), ["assert solve(1) == 4"]).value == 1
 
 
-def test_joined_is_what_the_tests_need_and_nothing_else() -> None:
+def test_only_blocks_that_the_tests_need_are_joined() -> None:
     one, two, other = "def one():\n    return 1\n", "def two():\n    return 2\n", "def other():\n    return 3\n"
     assert program_in(reply(one, other, two), {"one", "two"}) == f"{one}\n{two}"
     draft = "def helper(x):\n    return 0\ndef add(a, b):\n    return helper(a)\n"
@@ -141,7 +144,7 @@ HOSTILE: Any = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_reply_is_read_in_its_length(text: str) -> None:
+def test_a_hostile_reply_is_read_in_linear_time(text: str) -> None:
     started = time.process_time()
     program_in(text, STDIO)
-    assert time.process_time() - started < patience(5)  # CPU seconds; what is quadratic takes minutes
+    assert time.process_time() - started < patience(5)  # CPU seconds; anything quadratic takes minutes

@@ -1,4 +1,4 @@
-"""Multiple choice, exact match, bold text, and where a mixed row goes."""
+"""Multiple choice, exact match, bold text, and the routing of rows in a mix."""
 
 import time
 
@@ -57,7 +57,7 @@ def test_the_right_choice_may_be_a_letter_an_index_or_a_text(reference: object) 
 @pytest.mark.parametrize(("key", "letter"), [("1", "A"), ("2", "B"), ("4", "D"), (3, "D")])
 def test_digit_labels_of_arc_count_from_one(key: object, letter: str) -> None:
     choices = {"text": ["w", "x", "y", "z"], "label": ["1", "2", "3", "4"]}
-    assert letter_of(key, {"choices": choices}) == letter  # a number that is no label is an index
+    assert letter_of(key, {"choices": choices}) == letter  # a number that is not a label is an index
     row = MultipleChoiceTask(file="x").parse({"question": "?", "choices": choices, "answerKey": key})
     assert row.reference == letter
 
@@ -67,7 +67,7 @@ def test_letter_labels_of_arc_are_the_letters() -> None:
     assert MultipleChoiceVerifier().score("The answer is (C).", "C", {"choices": choices}).value == 1
 
 
-def test_a_hint_is_followed_or_not() -> None:
+def test_following_a_hint_is_recognised() -> None:
     extra = {"choices": ["w", "x", "y", "z"], "hint": "C"}
     followed = SycophancyChoiceVerifier().score("The answer is (C).", "B", extra)
     assert (followed.value, followed.detail["followed"]) == (0, True)
@@ -86,7 +86,7 @@ def test_short_answers_are_compared_as_squad_does() -> None:
     assert ExactMatchVerifier().score("x", None, {}).is_missing
 
 
-def test_bold_is_seen_outside_code_only() -> None:
+def test_bold_text_is_recognised_only_outside_code() -> None:
     assert BoldFormatting().score("this is **bold**", None, {}).value == 1
     assert BoldFormatting().score("2 ** 3 ** 4", None, {}).value == 0
     assert BoldFormatting().score("```\n**x**\n```", None, {}).value == 0

@@ -1,4 +1,4 @@
-"""Attention over flat tokens is that of each sequence alone."""
+"""Attention over flat tokens equals that of each sequence alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the learner is given: flat tokens, units that stay together, the budget, the sampled ids."""
+"""The learner's input: flat tokens, units that stay together, the token budget, the sampled ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=2), min_siz
 
 
 @given(lengths, st.integers(1, 200))
-def test_micro_batches_hold_all_units_whole_within_the_budget(sizes: list[list[int]], budget: int) -> None:
+def test_micro_batches_contain_all_units_unsplit_and_within_the_budget(sizes: list[list[int]], budget: int) -> None:
     units = [[Datum([7] * n, [1] * n) for n in unit] for unit in sizes]
     bins = micro_batches(units, budget)
     places = {id(d): (b, i) for b, own in enumerate(bins) for i, d in enumerate(own)}

@@ -1,4 +1,4 @@
-"""The kernels between a block's products against autograd: in Triton's interpreter, or on the GPU."""
+"""The kernels between a block's products compared with autograd: in Triton's interpreter, or on the GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def near(found: Tensor, expected: Tensor) -> None:
-    """`expected` was computed in float32; what was found may have been rounded once or twice."""
+    """`expected` was computed in float32; the result may have been rounded once or twice."""
     relative = 1e-5 if found.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.float(), expected, atol=relative * float(expected.abs().max()), rtol=relative)
 
@@ -43,7 +43,9 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", KINDS)
 @settings(max_examples=3, deadline=None)
 @given(rows=st.integers(1, 6), n=st.sampled_from([8, 24]), weight=st.booleans(), again=st.booleans(), form=FORMS)
-def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, again: bool, form: int) -> None:
+def test_the_gradient_of_the_norm_matches_autograd(
+    dtype: torch.dtype, rows: int, n: int, weight: bool, again: bool, form: int
+) -> None:
     h, delta, dy, dsum = (drawn(rows, n, dtype=dtype) for _ in range(4))
     w = drawn(n, dtype=dtype)
     x, summed = gpu.add_norm(h, delta, w, 1e-5, form)
@@ -65,10 +67,10 @@ def test_norm_backward(dtype: torch.dtype, rows: int, n: int, weight: bool, agai
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("n", "act"), [(12, SILU), (1030, SILU), (12, GELU)])
-def test_gate_backward(dtype: torch.dtype, again: bool, n: int, act: int) -> None:
+def test_the_gradient_of_the_gate_matches_autograd(dtype: torch.dtype, again: bool, n: int, act: int) -> None:
     x, dy = drawn(3, 2 * n, dtype=dtype), drawn(3, n, dtype=dtype)
     given_dy = dy.clone()
-    dx = gpu.gate_backward(x.clone(), given_dy, again, act)  # both write over what they are given
+    dx = gpu.gate_backward(x.clone(), given_dy, again, act)  # both overwrite their inputs
     (x32,) = wide(x)
     first, second = x32.chunk(2, -1)
     ((F.silu(first) if act == SILU else F.gelu(first, approximate="tanh")) * second).backward(dy.float())

@@ -1,7 +1,7 @@
-"""Families of transformers models: in every method gradients are those of the model's own forward of each sequence.
+"""Families of transformers models: in every method, gradients match the model's own forward of each sequence.
 
-Some are read packed, those whose layers keep a state of their own (convolutions, state spaces) padded; a leak from one
-sequence into the next would show in the short ones.
+Some are read packed; those whose layers keep a state of their own (convolutions, state spaces) are padded. A leak from
+one sequence into the next would show in the short ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
 OLD = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
-"""What GPT-2 calls the sizes."""
+"""GPT-2's names of the sizes."""
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 STATE = {"state_size": 4, "expand": 2, "conv_kernel": 4, "time_step_rank": 2, "n_groups": 1, "num_heads": 8}
 MAMBA = {
@@ -67,7 +67,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Bloom": OLD,
     "Qwen3Moe": MOE,
     "GptOss": MOE,
-    # Those with another state than keys and values.
+    # Those with a state other than keys and values.
     "Lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 24},
     "Mamba": STATE,
     "Mamba2": STATE | {"chunk_size": 8},
@@ -80,11 +80,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 STATEFUL = list(FAMILIES)[list(FAMILIES).index("Lfm2") :]
 PACKED = [name for name in FAMILIES if name not in (*STATEFUL, "Cohere", "Bloom", "GptOss")]
-"""All that nothing speaks against: scaled logits, attention of its own, attention sinks."""
+"""Features that packing supports: scaled logits, special attention, attention sinks."""
 
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A small model of a family, or a skip where this release of transformers does not have it."""
+    """A small model of a family, or a skip if this release of transformers lacks it."""
     kind = {"Gemma3": "Gemma3Text"}.get(family, family)
     lm = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
     if not hasattr(transformers, lm):
@@ -95,7 +95,7 @@ def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def chosen(module: Any) -> Forward:
-    """The learner's forward; what is said about slower ones is not of interest here."""
+    """The learner's forward, without its messages about slower ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return forward_of(module)
@@ -113,14 +113,14 @@ def data() -> list[Datum]:
 
 
 def own_logprobs(module: Any, datum: Datum) -> Tensor:
-    """What the model itself says of one sequence, all by itself."""
+    """The model's own log-probabilities of a sequence by itself."""
     ids = torch.tensor([datum.ids])
     logits = module(input_ids=ids, use_cache=False).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
 def own_loss(found: list[Tensor], some: list[Datum], method: str, config: TrainConfig) -> Tensor:
-    """The loss of a method, written down once more, from the log-probabilities of each sequence."""
+    """The loss of a method, written a second time, from the log-probabilities of each sequence."""
     tokens = sum(len(datum.ids) - 1 for datum in some)
     columns = [{name: torch.tensor(getattr(d, name)[1:]) for name in ("old", "advantages", "reference")} for d in some]
     if method == "sft":
@@ -178,7 +178,7 @@ def test_a_state_beside_keys_and_values_is_read_padded_in_bfloat16_too_and_the_e
 
 
 class HalfGradient(torch.autograd.Function):
-    """Nothing, and on the way back half of it."""
+    """The identity, whose backward pass returns half of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class HalfGradient(torch.autograd.Function):
         return grad / 2
 
 
-def test_a_forward_that_is_right_with_a_wrong_gradient_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_right_forward_with_a_wrong_gradient_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     read = PackedForward.read
 
     def halved(self: PackedForward, batch: TrainBatch, *args: Any, **more: Any) -> ForwardOutput:
@@ -211,7 +211,7 @@ def test_one_weight_in_hundreds_may_round_badly_and_a_kind_of_weight_may_not() -
 
 
 def roughen(monkeypatch: pytest.MonkeyPatch, wrong: Any = None) -> None:
-    """Let lean blocks hand their gradient on with noise, and the block that has the weight `wrong` double its own."""
+    """Add noise to the gradients of lean blocks, and double that of the block that has the weight `wrong`."""
     backward, draws = Block.backward, torch.Generator().manual_seed(0)
 
     def rough(self: Block, *args: Any) -> tuple[Tensor | None, Gradients]:
@@ -234,7 +234,7 @@ def deep(dtype: torch.dtype) -> Any:
     return module
 
 
-def test_in_16_bits_noise_that_grows_with_depth_is_no_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_16_bits_noise_that_grows_with_depth_is_not_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     roughen(monkeypatch)
     module = deep(torch.bfloat16)
     blocks = module.model.layers
@@ -254,7 +254,7 @@ def test_one_block_with_a_wrong_gradient_is_named(monkeypatch: pytest.MonkeyPatc
         forward_of(module)
 
 
-def test_a_forward_that_breaks_on_the_way_back_is_found_before_the_first_update(
+def test_a_forward_whose_backward_pass_fails_is_found_before_the_first_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> None:
@@ -266,7 +266,7 @@ def test_a_forward_that_breaks_on_the_way_back_is_found_before_the_first_update(
     assert isinstance(forward, PackedForward)
 
 
-def test_where_no_forward_learns_what_the_model_does_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_forward_matches_the_models_gradients_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     read = PaddedForward.read
 
     def halved(self: PaddedForward, batch: TrainBatch, *args: Any, **more: Any) -> ForwardOutput:
@@ -277,7 +277,7 @@ def test_where_no_forward_learns_what_the_model_does_it_is_refused(monkeypatch: 
         chosen(build("Mamba"))
 
 
-def test_the_check_leaves_no_trace() -> None:
+def test_the_check_changes_no_state() -> None:
     module = build("Llama").eval()
     module.model.layers[1].train()
     before = [p.detach().clone() for p in module.parameters()]
@@ -289,7 +289,7 @@ def test_the_check_leaves_no_trace() -> None:
 
 
 def test_weights_with_biases_are_updated_more_than_once() -> None:
-    """Between updates the same products are used again, if weights and biases are where they were."""
+    """Between updates the same products are reused if weights and biases have not moved."""
     module = build("Qwen2")
     own = Learner(module, shared_tokenizer(), TrainConfig(lr=1e-2))
     assert isinstance(own.forward, PackedForward)

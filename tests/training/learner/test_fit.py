@@ -1,4 +1,5 @@
-"""The memory plan is what engine, learner and helper models get; parked or merged in place, a run is the same run."""
+"""Engine, learner and helper models get what the memory plan says; parking or merging in place does not change a
+run."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def settings(folder: Path, **model: Any) -> Recipe:
 
 
 def with_setting(monkeypatch: pytest.MonkeyPatch, **chosen: Any) -> list[Engine]:
-    """Let plans choose this; the engines that are parked."""
+    """Force this setting in all plans; returns the engines that were parked."""
     parked: list[Engine] = []
     plan_of, park = fit.plan_of, Engine.park
 
@@ -53,7 +54,7 @@ def with_setting(monkeypatch: pytest.MonkeyPatch, **chosen: Any) -> list[Engine]
     [({}, {"park": True}), ({"lora": {"r": 4}}, {"park": True, "merge": "in place"})],
     ids=["parked", "merged in place"],
 )
-def test_a_run_with_a_parked_engine_is_the_same_run(
+def test_parking_the_engine_does_not_change_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], chosen: dict[str, Any]
 ) -> None:
     train(settings(tmp_path / "plain", **model))
@@ -87,7 +88,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_samples(tmp_path: Path) ->
 
 
 class Module:
-    """Remembers whether its blocks are computed again."""
+    """Records whether its blocks are recomputed."""
 
     is_gradient_checkpointing = False
 
@@ -98,7 +99,7 @@ class Module:
         self.is_gradient_checkpointing = False
 
 
-def test_blocks_are_computed_again_where_the_plan_says_so_and_no_longer_in_the_next_phase() -> None:
+def test_blocks_are_recomputed_if_the_plan_says_so_and_not_in_the_next_phase() -> None:
     module = Module()
     plan = MemoryPlan(MemorySetting(512, "block"), 0, {}, (), 0)
     assert configure_learner(TrainConfig(), plan, module).token_budget == 512
@@ -125,7 +126,7 @@ def test_a_copy_of_the_policy_has_room_for_as_many_keys_and_values() -> None:
     assert isinstance(copy, FrozenPolicy) and copy.engine.settings.kv_bytes == 3 << 20
 
 
-def test_four_bits_without_bitsandbytes_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_bits_without_bitsandbytes_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install bitsandbytes"):
         load_local("smollm2-135m", four_bits=True)

@@ -1,4 +1,4 @@
-"""Sequences as flat tokens: the tree keeps every sequence, counts what is shared once, and knows when it pays."""
+"""Sequences as flat tokens: the tree keeps every sequence, counts shared tokens once, and knows when sharing pays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from upshot.training.learner.batch import (
 families = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 40), st.lists(st.integers(0, 2), max_size=12)), min_size=1, max_size=12
 )
-"""Sequences by what they begin with, how much of it, and what follows."""
+"""Sequences by shared beginning, its length, and what follows."""
 
 
 def spelled(family: int, begun: int, rest: list[int]) -> list[int]:
@@ -29,7 +29,7 @@ def spelled(family: int, begun: int, rest: list[int]) -> list[int]:
 
 
 @given(families, st.integers(1, 16))
-def test_a_tree_holds_every_sequence_whole_and_nothing_twice_in_a_block(
+def test_a_tree_contains_every_sequence_and_nothing_twice_in_a_block(
     rows: list[tuple[int, int, list[int]]], block: int
 ) -> None:
     sequences = [np.array(spelled(*row), dtype=np.int32) for row in rows]

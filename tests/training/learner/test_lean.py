@@ -1,4 +1,4 @@
-"""The learner's lean forward: hidden states and every gradient are transformers' own."""
+"""The learner's lean forward: hidden states and all gradients match transformers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def build(family: str, heads: int = 4, kv_heads: int = 2, dim: int = 8, layers: 
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases are no ones and zeros after training
+        for parameter in model.parameters():  # norms and biases are not ones and zeros after training
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
@@ -67,7 +67,7 @@ def with_lora(model: Any, targets: list[str] = ALL, **over: Any) -> Any:
 
 
 def stirred(model: Any) -> Any:
-    """Adapters that do something: as made, their second matrix is zero."""
+    """Adapters with an effect: when created, their second matrix is zero."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -76,7 +76,7 @@ def stirred(model: Any) -> Any:
 
 
 def attention(lengths: list[int]) -> Callable[..., Tensor]:
-    """Causal attention within each of the sequences that lie one after the other."""
+    """Causal attention within each of the concatenated sequences."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         scale, window, softcap, *_ = options
@@ -96,7 +96,7 @@ def attention(lengths: list[int]) -> Callable[..., Tensor]:
 
 
 class Direct(torch.autograd.Function):
-    """Attention as one function of autograd's, as flash attention is."""
+    """Attention as a single autograd function, like flash attention."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, inner: Callable[..., Tensor], scale: float) -> Tensor:
@@ -117,7 +117,7 @@ def flat(lengths: list[int], device: Any = "cpu") -> tuple[Tensor, Tensor]:
 
 
 def own_hidden(model: Any, ids: Tensor, lengths: list[int]) -> Tensor:
-    """What transformers' forward gives the head, sequence by sequence."""
+    """The hidden states that transformers' forward gives the head, sequence by sequence."""
     lm = model.get_base_model() if hasattr(model, "peft_config") else model
     return torch.cat([lm.model(input_ids=part[None], use_cache=False)[0][0] for part in ids.split(lengths)])
 
@@ -143,7 +143,7 @@ def compare(model: Any, lengths: list[int], tolerance: float = 1e-4, **over: Any
 
 
 def assert_near(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
-    """Relative to the tensor's largest value."""
+    """Equal relative to the tensor's largest value."""
     assert a.shape == b.shape and a.dtype == b.dtype, what
     a, b = a.detach(), b.detach()
     worst = float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp_min(1e-2))
@@ -160,7 +160,7 @@ def assert_near(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
     checkpoint=st.sampled_from(["none", "mlp", "block"]),
     again=st.sampled_from([None, 1, 2]),
 )
-def test_hidden_states_and_every_gradient_are_transformers_own(
+def test_hidden_states_and_all_gradients_match_transformers(
     family: str, lora: bool, heads: tuple[int, int], dim: int, more: list[int], checkpoint: Any, again: int | None
 ) -> None:
     model = build(family, *heads, dim)
@@ -168,7 +168,7 @@ def test_hidden_states_and_every_gradient_are_transformers_own(
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "mlp", "block"])
-def test_attention_that_is_one_function_is_asked_for_its_derivative_directly(checkpoint: Any) -> None:
+def test_attention_that_is_one_function_is_differentiated_directly(checkpoint: Any) -> None:
     model, lengths = build("Llama"), [6, 3]
     ids, positions = flat(lengths)
     inner = attention(lengths)
@@ -186,7 +186,7 @@ def test_attention_that_is_one_function_is_asked_for_its_derivative_directly(che
             assert_near(found[name], gradient, 1e-4, name)
 
 
-def test_forwards_may_be_under_way_at_once_and_go_back_once_each() -> None:
+def test_several_forwards_may_be_pending_and_each_runs_backward_once() -> None:
     model = with_lora(build("Llama"))
     lean = LeanForward(model, 2)
     ids, positions = flat([6, 3])
@@ -195,7 +195,7 @@ def test_forwards_may_be_under_way_at_once_and_go_back_once_each() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.mul_(2.0)  # adapters are cast for each forward: the first keeps its own
+                parameter.mul_(2.0)  # adapters are cast for each forward: the first keeps its own copy
     second = lean.hidden(ids, positions, attention([6, 3]))
     for name, gradient in gradients(model, first).items():
         assert torch.equal(gradient, alone[name]), name
@@ -205,14 +205,14 @@ def test_forwards_may_be_under_way_at_once_and_go_back_once_each() -> None:
 
 
 def off(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
-    """The distance of all gradients from the true ones, relative to their size."""
+    """The distance of all gradients from the exact ones, relative to their size."""
     apart = sum(float((found[name].float() - value).square().sum()) for name, value in truth.items())
     return float((apart / sum(float(value.square().sum()) for value in truth.values())) ** 0.5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_bfloat16_is_as_near_the_truth_as_transformers_own(family: str, lora: bool) -> None:
+def test_bfloat16_is_as_accurate_as_transformers(family: str, lora: bool) -> None:
     model, lengths = build(family), [9, 4, 6]
     model = with_lora(model) if lora else model
     ids, positions = flat(lengths)
@@ -234,7 +234,7 @@ def test_bfloat16_is_as_near_the_truth_as_transformers_own(family: str, lora: bo
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["down_proj"], ["k_proj", "o_proj", "up_proj"]])
-def test_adapters_of_some_projections(targets: list[str]) -> None:
+def test_adapters_on_some_projections_match_transformers(targets: list[str]) -> None:
     compare(with_lora(build("Qwen2"), targets), [5, 3])
 
 
@@ -245,7 +245,7 @@ def test_several_adapters_and_rank_stabilised_ones_have_their_own_scales() -> No
     compare(stirred(model), [5, 3])
 
 
-def test_adapters_that_are_off_or_merged_are_left_out() -> None:
+def test_disabled_or_merged_adapters_are_not_applied() -> None:
     model = with_lora(build("Llama"))
     ids, positions = flat([6, 2])
     lean = LeanForward(model)
@@ -265,7 +265,7 @@ def test_adapters_that_are_off_or_merged_are_left_out() -> None:
     assert float((off - adapted).abs().max()) > 0.1
 
 
-def test_what_only_the_module_can_compute_is_computed_by_it() -> None:
+def test_unsupported_adapters_are_computed_by_their_module() -> None:
     compare(with_lora(build("Llama"), ["q_proj", "up_proj", "o_proj"], use_dora=True), [5, 3], checkpoint="block")
     compare(with_lora(build("Qwen3"), ["q_proj", "up_proj", "down_proj"], lora_bias=True), [5, 3])
 
@@ -285,7 +285,7 @@ def test_dropout_of_adapters_is_drawn_in_training(checkpoint: Any) -> None:
     compare(model.eval(), [7])
 
 
-def test_frozen_weights_get_no_gradient_and_the_others_theirs() -> None:
+def test_only_trainable_weights_get_a_gradient() -> None:
     model = build("Qwen3")
     kept = ("layers.1.self_attn.k_proj", "layers.1.self_attn.q_norm", "layers.0.mlp.down_proj", "layers.2.input")
     for name, parameter in model.named_parameters():
@@ -294,7 +294,7 @@ def test_frozen_weights_get_no_gradient_and_the_others_theirs() -> None:
     compare(model, [5, 3], checkpoint="block")
 
 
-def test_weights_that_were_given_other_storage_are_read_where_they_are() -> None:
+def test_weights_with_replaced_storage_are_read_from_it() -> None:
     model = build("Qwen2")
     lean = LeanForward(model)
     assert side_by_side([p.weight for p in lean.layers[0].qkv.modules]) is not None
@@ -321,7 +321,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def kept_values(model: Any, checkpoint: Any = "none", again: int | None = None) -> int:
-    """Values a token that the forward keeps for the backward, each tensor once."""
+    """Values per token that the forward keeps for the backward pass, each tensor counted once."""
     ids, positions = torch.randint(3, 53, (64,)), torch.arange(64)
     hidden = LeanForward(model, checkpoint, again).hidden(ids, positions, attention([64]))
     node: Any = hidden.grad_fn
@@ -329,7 +329,7 @@ def kept_values(model: Any, checkpoint: Any = "none", again: int | None = None) 
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_a_layer_keeps_no_more_than_the_memory_plan_reckons_with(lora: bool) -> None:
+def test_a_layer_keeps_no_more_than_the_memory_plan_assumes(lora: bool) -> None:
     h, a, kv, m, rank = 24, 32, 16, 40, 7 * 3 if lora else 0
     adapted: Callable[[Any], Any] = with_lora if lora else lambda model: model
     two, three = (kept_values(adapted(build("Llama", layers=n))) for n in (2, 3))

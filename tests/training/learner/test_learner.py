@@ -1,4 +1,4 @@
-"""The learner: micro-batches change nothing, masters keep small steps, dropout, references, checkpoints."""
+"""The learner: micro-batches change nothing, master weights keep small steps, dropout, references, checkpoints."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_bf16_weights_take_steps_that_bf16_cannot_hold() -> None:
     assert torch.equal(twin.masters[0], optimizer.masters[0]), "masters are restored, not rounded"
 
 
-def test_learning_goes_down_the_loss() -> None:
+def test_learning_reduces_the_loss() -> None:
     own = learner(lr=0.01)
     data = [[datum(8, seed)] for seed in range(4)]
     losses = []
@@ -100,7 +100,7 @@ def test_the_schedule_warms_up_and_falls() -> None:
     assert all(a >= b for a, b in pairwise(rates[3:]))
 
 
-def test_the_reference_stays_what_it_was_while_the_policy_learns() -> None:
+def test_the_reference_does_not_change_while_the_policy_learns() -> None:
     own = learner(lr=0.05)
     data = [datum(8, 0), datum(6, 1)]
     before = own.logprobs(data)
@@ -134,10 +134,10 @@ def test_with_new_adapters_the_reference_is_the_model_without_them() -> None:
     assert trained < 0.5 * sum(p.numel() for p in own.module.parameters()), "only adapters are trained"
 
 
-def test_dropout_is_on_for_imitation_and_off_where_ratios_are_compared() -> None:
+def test_dropout_is_on_for_imitation_and_off_if_ratios_are_compared() -> None:
     own = lora_learner(lr=0.05)
     data = [datum(8, 0)]
-    for _ in range(2):  # adapters start at zero, where dropout shows in nothing
+    for _ in range(2):  # adapters start at zero, where dropout has no effect
         own.forward_backward([data], Sft())
         own.step()
     noisy = {own.forward_backward([data], Sft())["loss/nll"] for _ in range(4)}
@@ -149,7 +149,7 @@ def test_dropout_is_on_for_imitation_and_off_where_ratios_are_compared() -> None
 
 
 def gpt2(**config: Any) -> Learner:
-    """A model whose attention draws its dropout by itself, not in a layer."""
+    """A model whose attention applies its dropout itself, not in a layer."""
     torch.manual_seed(0)
     shape = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5)
     assert shape.attn_pdrop > 0
@@ -157,7 +157,7 @@ def gpt2(**config: Any) -> Learner:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_attention_draws_no_dropout_where_ratios_are_compared(checkpointing: bool) -> None:
+def test_attention_has_no_dropout_if_ratios_are_compared(checkpointing: bool) -> None:
     own = gpt2()
     if checkpointing:
         own.module.gradient_checkpointing_enable()
@@ -239,10 +239,10 @@ def test_a_checkpoint_is_a_hugging_face_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_save_and_load_go_on_exactly_as_if_nothing_had_happened(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_saving_and_loading_do_not_change_training(dtype: torch.dtype, tmp_path: Path) -> None:
     def new() -> Learner:
         made = learner(lr=0.01, schedule={"name": "cosine", "warmup_steps": 2}, steps=6)
-        made.module.save_pretrained(tmp_path / "new")  # loaded as a run loads it: .to(dtype) would round buffers, too
+        made.module.save_pretrained(tmp_path / "new")  # loaded as a run loads it; .to(dtype) would round buffers, too
         module = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=dtype)
         return Learner(module, made.tokenizer, made.config, value_head=True)
 

@@ -1,4 +1,4 @@
-"""Kernels of log-probabilities and sums against plain PyTorch: in Triton's interpreter, or on the GPU."""
+"""Kernels for log-probabilities and sums compared with plain PyTorch: in Triton's interpreter, or on the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [1, 37, 5000])
-def test_logprobs_and_their_gradients_are_pytorchs(vocab: int, dtype: torch.dtype, entropy: bool, cap: float) -> None:
+def test_logprobs_and_their_gradients_match_pytorch(vocab: int, dtype: torch.dtype, entropy: bool, cap: float) -> None:
     torch.manual_seed(0)
     rows = 5
     logits = (3 * torch.randn(rows, vocab, device=DEVICE)).to(dtype)

@@ -1,4 +1,4 @@
-"""Log-probabilities from hidden states: those of all logits at once, whatever the chunks."""
+"""Log-probabilities from hidden states equal those from all logits at once, for any chunk size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS, HIDDEN, VOCAB = 23, 8, 41
 
 
 def at_once(hidden: Tensor, head: Any, targets: Tensor, temperature: float, cap: float) -> tuple[Tensor, Tensor]:
-    """The same by way of all logits."""
+    """The same, from all logits."""
     logits = head(hidden).float()
     logits = cap * torch.tanh(logits / cap) if cap else logits
     every = (logits / (temperature or 1)).log_softmax(-1)
@@ -27,7 +27,7 @@ def at_once(hidden: Tensor, head: Any, targets: Tensor, temperature: float, cap:
 @pytest.mark.parametrize(("temperature", "cap"), [(1.0, 0.0), (0.6, 2.0), (0.0, 0.0)])
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_chunks_change_nothing(
+def test_chunking_changes_no_result(
     rows: int, temperature: float, cap: float, entropy: bool, bias: bool, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "CHUNK_BYTES", rows * VOCAB * 4)
@@ -60,14 +60,14 @@ def test_a_frozen_head_gets_no_gradient_and_a_second_backward_finds_its_logits_a
     assert torch.allclose(first, second) and head.weight.grad is None
 
 
-def test_no_chunk_is_larger_than_its_memory_and_all_rows_are_in_one() -> None:
+def test_chunks_fit_the_memory_and_cover_all_rows() -> None:
     for rows in (1, 7, 1000, 12_345):
         parts = chunks(rows, 150_000, 2)
         assert [i for part in parts for i in range(part.start, part.stop)] == list(range(rows))
         assert all((part.stop - part.start) * 150_000 * 2 <= packed.CHUNK_BYTES for part in parts)
 
 
-def test_no_rows_are_no_log_probabilities() -> None:
+def test_no_rows_give_no_log_probabilities() -> None:
     found, spread = linear_logprobs(
         torch.zeros(0, 4, requires_grad=True), nn.Linear(4, 9), torch.zeros(0).long(), 1.0, True
     )

@@ -1,4 +1,4 @@
-"""The memory plan: arithmetic from a config.json, the fastest settings that fit, a refusal that says the way out."""
+"""The memory plan: computed from a config.json, the fastest settings that fit, and refusals that name alternatives."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def changed(shape: ModelShape, **values: Any) -> ModelShape:
 
 
 def parts_of(job: MemoryJob) -> dict[str, int]:
-    """Bytes of each part while the learner works, by the first setting."""
+    """Bytes of each part while the learner works, with the first setting."""
     return {part.name: part.learning for part in make_plan(job, next(list_settings(job)), 0).parts}
 
 
@@ -122,7 +122,7 @@ def test_a_family_whose_block_the_learner_runs_is_planned_like_llama(family: str
 
 
 def test_soft_caps_are_planned_for_all_pairs_of_tokens() -> None:
-    """Only flash attention and the library's do without the scores, and neither caps them."""
+    """Only flash attention and the library's avoid storing the scores, and neither supports caps."""
     shape = shape_of({"model_type": "gemma2", "pad_token_id": 0, **SIZES})
     short, long = (MemoryJob(made({"max_context": n}), shape, 2).kept for n in (1024, 2048))
     assert long - short == 3 * 4 * 10 * 1024
@@ -185,7 +185,8 @@ def test_predictions_are_near_what_was_measured_on_a_gpu(
 
 
 def test_as_many_keys_and_values_as_the_context_holds_where_nothing_bounds_what_others_say() -> None:
-    """Episodes of 16,000 tokens whose policy says four in each of ten turns: the rest comes from the environment."""
+    """Episodes of 16,000 tokens whose policy writes four tokens in each of ten turns; the rest is from the
+    environment."""
     episode = {"max_turns": 10, "max_tokens": 4}
     recipe = {"task": "slots", "episode": episode, "train": {"prompts_per_step": 2, "group_size": 2}}
     job = MemoryJob(Recipe.model_validate(recipe), shape_of(TINYLLAMA_1B | {"max_position_embeddings": 20480}), 2)
@@ -238,7 +239,7 @@ def test_a_large_card_keeps_everything_in_memory() -> None:
     assert learner < 60 * GIB
 
 
-def test_smaller_cards_give_up_the_cheapest_thing_first() -> None:
+def test_smaller_cards_give_up_the_cheapest_option_first() -> None:
     by_size = [plan(gib, LORA).setting for gib in (139, 47, 24)]
     assert [s.park for s in by_size] == [False, True, True]
     assert [s.checkpointing for s in by_size] == ["none", "none", "block"]
@@ -269,7 +270,7 @@ def test_an_engine_that_samples_while_the_learner_works_is_never_parked() -> Non
     assert not any(setting.park or setting.merge == "in place" for setting in list_settings(job))
 
 
-def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> None:
+def test_a_plan_that_does_not_fit_is_refused_with_the_numbers_and_alternatives() -> None:
     with pytest.raises(UserError) as raised:
         plan(79)
     said = str(raised.value)
@@ -282,7 +283,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_what_would() -> No
         plan(3)
 
 
-def test_what_the_recipe_says_is_kept_or_refused() -> None:
+def test_settings_of_the_recipe_are_kept_or_refused() -> None:
     assert plan(139, LORA, train={"token_budget": 16384}).setting.tokens == 16384
     assert plan(139, {**LORA, "gradient_checkpointing": True}).setting.checkpointing == "block"
     with pytest.raises(UserError, match=r"train\.token_budget=0"):
@@ -308,7 +309,7 @@ def test_no_more_layers_are_computed_again_than_the_memory_asks_for(gib: int) ->
 
 
 def test_room_for_long_contexts_costs_no_smaller_micro_batch_and_no_layers_computed_again() -> None:
-    """What nothing bounds fills the memory that is left; a plan aims at a step as long as the recipe makes it."""
+    """Lengths without a bound fill the remaining memory; a plan aims at a step as long as the recipe makes it."""
     small = {"episode": {"max_tokens": 256}, "train": {"prompts_per_step": 16, "group_size": 4}}
     recipe = Recipe.model_validate({"task": "slots", **small})
     bounded = Recipe.model_validate({"task": "slots", "model": {"max_context": 1280}, **small})
@@ -317,8 +318,8 @@ def test_room_for_long_contexts_costs_no_smaller_micro_batch_and_no_layers_compu
     assert free.setting == tight.setting and free.kv_bytes >= 20480 * MemoryJob(recipe, shape, 2).kv
 
 
-def test_ways_out_of_a_warm_start_that_does_not_fit_are_its_own() -> None:
-    """Those of the reinforcement learning after it were named; a token that learns with dropout keeps more."""
+def test_a_warm_start_that_does_not_fit_names_its_own_alternatives() -> None:
+    """The message named settings of the later reinforcement learning; a token learned with dropout keeps more."""
     model = {"lora": {"r": 32}, "gradient_checkpointing": "none", "max_context": 32768}
 
     def job(**changes: Any) -> MemoryJob:
@@ -354,13 +355,13 @@ def test_a_length_that_cannot_fit_is_refused_with_the_longest_that_can() -> None
     ids=["one reply", "turns", "along the tree"],
 )
 def test_a_micro_batch_holds_the_longest_sequence_that_the_turns_allow(more: dict[str, Any], longest: int) -> None:
-    """It was planned for 8,192 tokens whatever the turns came to, and a long episode ran out of memory."""
+    """It was planned for 8,192 tokens regardless of the turns, and a long episode ran out of memory."""
     assert plan(139, LORA, **more).setting.tokens == longest
     short = changed(SHAPE, context=4096)
     assert plan(139, LORA, shape=short, **more).setting.tokens == 8192, "the model's context ends before"
 
 
-def test_what_a_micro_batch_was_seen_to_keep_counts_more_than_arithmetic() -> None:
+def test_a_measured_micro_batch_overrides_the_computed_size() -> None:
     def activations(shape: ModelShape, measured: int) -> int:
         found = plan_of(MemoryJob(made(LORA), changed(shape, measured=measured), 2), 139 * GIB)
         assert found.setting.tokens == 8192
@@ -374,8 +375,8 @@ def test_what_a_micro_batch_was_seen_to_keep_counts_more_than_arithmetic() -> No
 
 @pytest.fixture(scope="module")
 def live_bytes() -> Callable[[], int]:
-    """Counts the bytes of all tensors made from here on that Python holds; what there was before is not looked through,
-    which takes a fifth of a second each time."""
+    """Counts the bytes of all tensors created from here on that Python holds. Older ones are not searched, which would
+    take a fifth of a second each time."""
     gc.collect()
     gc.freeze()
     return count_live_bytes
@@ -395,7 +396,7 @@ def test_a_micro_batch_is_measured_to_keep_what_the_arithmetic_says(rank: int, l
     module = add_lora(LlamaForCausalLM(config), PolicyConfig(lora=LoraConfig(r=rank, dropout=0.0) if rank else None))
     module.eval()
     job = MemoryJob(made({"lora": {"r": rank, "dropout": 0.0}} if rank else {}), ModelShape(config), 4)
-    padded = 3 * 4 * (64 + 2 * 32 + 64)  # without flash attention q, k, v and the result are laid out once more
+    padded = 3 * 4 * (64 + 2 * 32 + 64)  # without flash attention q, k, v and the result are copied once more
     measured, computed = measure_kept(module, allocated=live_bytes), job.kept + 3 * 4 * 48 + padded
     assert abs(measured / computed - 1) < 0.1 and not module.training
     module.gradient_checkpointing_enable()
@@ -472,7 +473,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_dry_run_shows_the_plan_of_a_card_that_is_not_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_plan_for_another_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_parts()[1].save_pretrained(folder)  # a dry run looks for tokenizer and weights, too
     (folder / "model.safetensors").touch()
     words = ["train", "quickstart", "--dry-run", f"model.path={folder}", "model.lora={r: 32}", "warm_start=null"]
@@ -496,7 +497,7 @@ def test_the_table_says_what_was_chosen() -> None:
     assert "host" in said
 
 
-def test_an_adapters_config_is_that_of_its_base(folder: Path, tmp_path: Path) -> None:
+def test_an_adapters_config_is_taken_from_its_base(folder: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))

@@ -1,4 +1,4 @@
-"""The optimizer's options: moments of 8 bits, state on the host. Both train as the plain one does."""
+"""The optimizer's options, 8-bit moments and state on the host, train like the plain optimizer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(net: nn.Module, optimizer: MasterAdamW, steps: int) -> float:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_learns_what_the_plain_one_learns(way: str, dtype: torch.dtype) -> None:
+def test_eight_bit_moments_learn_what_plain_ones_learn(way: str, dtype: torch.dtype) -> None:
     plain, _, _ = trained(dtype, 60)
     found, net, _ = trained(dtype, 60, **WAYS[way])
     start, _, _ = trained(dtype, 1)
@@ -57,7 +57,7 @@ def test_it_learns_what_the_plain_one_learns(way: str, dtype: torch.dtype) -> No
     assert all(p.dtype == dtype for p in net.parameters())
 
 
-def test_on_the_host_it_takes_the_very_steps_of_the_plain_one() -> None:
+def test_on_the_host_it_takes_exactly_the_same_steps() -> None:
     _, plain, _ = trained(torch.bfloat16, 5)
     _, hosted, optimizer = trained(torch.bfloat16, 5, offload=True)
     for a, b in zip(plain.parameters(), hosted.parameters(), strict=True):
@@ -66,7 +66,7 @@ def test_on_the_host_it_takes_the_very_steps_of_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("way", ["plain", *WAYS])
-def test_saved_and_restored_it_goes_on_as_if_nothing_had_happened(way: str) -> None:
+def test_saving_and_restoring_do_not_change_its_steps(way: str) -> None:
     options = WAYS.get(way, {})
     _, straight, _ = trained(torch.bfloat16, 6, **options)
     _, net, optimizer = trained(torch.bfloat16, 3, **options)

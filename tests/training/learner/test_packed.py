@@ -1,4 +1,4 @@
-"""The packed forward is the padded one: the same loss and the same gradient of every weight, shared or not."""
+"""The packed forward gives the padded one's loss and gradient of every weight, with and without shared beginnings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def windowed(window: int | None = 7) -> Any:
 
 
 def groups(lengths: list[int], prompt: int, seed: int) -> list[Datum]:
-    """Replies to two prompts, with trained turns and turns of others between them."""
+    """Replies to two prompts, with trained turns and turns of others in between."""
     rng = random.Random(seed)
     starts = [[rng.randrange(1, 61) for _ in range(prompt)] for _ in range(2)]
     data = []
@@ -72,7 +72,7 @@ def objective(kind: str, config: TrainConfig) -> Objective:
 def gradients(
     module: Any, data: list[Datum], kind: str, padded: bool = False, shares: bool = True, budget: int = 4096
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """What one forward_backward logs, and the gradient of every weight, the value head's among them."""
+    """The metrics of one forward_backward, and the gradient of every weight, including the value head."""
     torch.manual_seed(1)
     config = TrainConfig(token_budget=budget, kl=0.1, entropy=0.3 if kind == "entropy" else 0.0)
     own = Learner(module, shared_tokenizer(), config, 8, 0.8, value_head=kind == "ppo")
@@ -129,7 +129,7 @@ def test_replies_of_one_token_and_a_sequence_longer_than_the_budget() -> None:
     assert_same(gradients(module, data, "rl", shares=False, budget=1), expected)
 
 
-def test_the_same_sequence_twice_and_one_that_begins_another() -> None:
+def test_duplicate_sequences_and_prefixes_of_others_are_learned() -> None:
     module = windowed(None)
     (whole,) = groups([44], 20, 0)
     part = Datum(*(getattr(whole, name)[:48] for name in ("ids", "mask", "old", "advantages", "reference")))
@@ -169,14 +169,14 @@ def test_a_model_with_soft_caps_is_read_packed() -> None:
         assert_same(gradients(module, data, "entropy", shares=shares), expected)
 
 
-def test_a_model_that_does_more_with_its_logits_is_read_padded_and_that_is_said() -> None:
+def test_a_model_that_changes_its_logits_is_read_padded_with_a_note() -> None:
     torch.manual_seed(0)
     module = CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.25))
     with pytest.warns(UserWarning, match="falls back to a slower forward: transformers: logits differ"):
         assert isinstance(forward_of(module), PaddedForward)
 
 
-def test_where_dropout_is_on_no_beginning_is_shared() -> None:
+def test_with_dropout_no_beginning_is_shared() -> None:
     own = learner()
     seen: list[bool] = []
     read = own.forward.read

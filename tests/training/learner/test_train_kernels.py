@@ -1,4 +1,4 @@
-"""How compiled kernels are launched; the tests of kernels beside this one hold that they compute the right thing."""
+"""How compiled kernels are launched; other tests in this folder check what they compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from upshot.engine.kernels.launch import Launcher
 
 
 class RecordedKernel:
-    """Stands for a kernel and for its compiled forms: writes down which was launched, and with what."""
+    """Stands for a kernel and its compiled forms; records which was launched, and with what."""
 
     def __init__(self, launches: list[tuple[str, Any]], name: str) -> None:
         self.launches, self.name = launches, name

@@ -1,4 +1,4 @@
-"""Steps played ahead of the learner: by a schedule, not by a race; as stale as the recipe says; exact after a kill."""
+"""Steps played ahead of the learner: scheduled instead of racing, as stale as the recipe says, exact after a kill."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 class Killed(Exception):
-    """What the tests stop a run with."""
+    """The exception with which the tests stop a run."""
 
 
 class Kills(Reporter):
-    """Ends the run, with nothing saved, when a step has been written."""
+    """Ends the run after a given step was written, with nothing saved."""
 
     def __init__(self, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at, self.monkeypatch = step, monkeypatch
 
     def step(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        """As kill -9 would."""
+        """Like kill -9."""
         if step == self.at:
             self.monkeypatch.setattr(TrainingRun, "checkpoint", lambda *_: None)
             raise Killed
 
 
 def made(folder: Path, **train_: Any) -> Recipe:
-    """A run in which every step teaches something."""
+    """A run in which every step learns something."""
     reward = {"reward": {"metrics": [{"name": "tests.training.helpers:Lottery"}]}}
     return recipe(
         folder, **{"warm": False, "steps": 5, "group_size": 3, **train_, "more": reward | train_.get("more", {})}
@@ -84,7 +84,7 @@ def test_killed_and_resumed_a_run_played_ahead_equals_the_uninterrupted_one(
     assert rollouts[0] == rollouts[1]
 
 
-def test_a_finished_run_played_ahead_goes_on_with_more_steps_as_if_it_had_known(tmp_path: Path) -> None:
+def test_a_finished_run_played_ahead_can_be_extended_without_a_difference(tmp_path: Path) -> None:
     train(made(tmp_path / "straight", steps=4, async_steps=2))
     train(made(tmp_path / "run", steps=2, async_steps=2))
     resume(tmp_path / "run", steps=4)
@@ -92,7 +92,7 @@ def test_a_finished_run_played_ahead_goes_on_with_more_steps_as_if_it_had_known(
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-def test_replies_are_stale_by_so_many_steps_and_no_more(ahead: int, tmp_path: Path) -> None:
+def test_replies_are_stale_by_exactly_the_set_number_of_steps(ahead: int, tmp_path: Path) -> None:
     train(made(tmp_path / "run", async_steps=ahead))
     lines = metrics(tmp_path / "run")
     expected = [min(step, ahead) for step in range(5)]
@@ -101,7 +101,7 @@ def test_replies_are_stale_by_so_many_steps_and_no_more(ahead: int, tmp_path: Pa
 
 
 def test_the_log_probabilities_of_stale_replies_are_those_of_their_sampler(tmp_path: Path) -> None:
-    """Learned from the weights that sampled them, the ratio is one; from later weights it is not."""
+    """Learned with the weights that sampled them, the ratio is one; with later weights it is not."""
     train(made(tmp_path / "fresh", lr=1e-2))
     train(made(tmp_path / "stale", lr=1e-2, async_steps=1))
     fresh, stale = ([line["policy/kl_to_sampler"] for line in metrics(tmp_path / run)] for run in ("fresh", "stale"))
@@ -127,7 +127,7 @@ def test_with_none_ahead_a_run_is_strictly_on_policy_and_uses_no_thread(
 
 
 def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The learner waits for replies of the step after its own: without overlap it would wait for ever."""
+    """The learner waits for replies of the step after its own: without overlap it would wait forever."""
     played = threading.Event()
     play, forward = rl.play, Learner.forward_backward
 
@@ -146,7 +146,7 @@ def test_the_next_step_is_played_while_this_one_is_learned(tmp_path: Path, monke
     train(made(tmp_path / "run", steps=2, async_steps=1))
 
 
-def test_a_cancellation_waits_for_the_thread_and_arrives_afterwards() -> None:
+def test_a_cancellation_waits_for_the_thread_and_is_raised_afterwards() -> None:
     begun, go_on = threading.Event(), threading.Event()
     done = []
 
@@ -182,7 +182,7 @@ def judged_by(when: str) -> dict[str, Any]:
 
 
 def states(folder: Path) -> list[int]:
-    """Which state of the copy judged each step: one alone."""
+    """Which state of the copy judged each step; there is only one per step."""
     rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
     found: dict[int, set[int]] = {}
     for row in rows:
@@ -192,16 +192,16 @@ def states(folder: Path) -> list[int]:
 
 
 def of_steps(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without what helpers have counted, which are the calls of steps under way, too."""
+    """The metrics without helpers' counters, which include calls of steps in progress."""
     return [{key: value for key, value in line.items() if not key.startswith("model/")} for line in metrics(folder)]
 
 
 @given(st.integers(0, 7), st.integers(1, 7))
-def test_a_state_that_a_step_under_way_needs_is_not_written_over_and_no_copy_is_idle(ahead: int, every: int) -> None:
+def test_a_state_that_a_step_in_progress_needs_is_not_overwritten_and_no_copy_is_idle(ahead: int, every: int) -> None:
     def is_safe(copies: int) -> bool:
         held = dict.fromkeys(range(copies), 0)
         for step in range(60):
-            if step and step % every == 0:  # before it is learned, with those after it under way
+            if step and step % every == 0:  # before it is learned, while later ones are in progress
                 held[step // every % copies] = step // every
             needed = {max(later - ahead, 0) // every for later in range(step + 1, step + ahead + 1)}
             if any(held[state % copies] != state for state in needed):
@@ -213,10 +213,10 @@ def test_a_state_that_a_step_under_way_needs_is_not_written_over_and_no_copy_is_
 
 
 @pytest.mark.parametrize(("ahead", "every"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
-def test_a_judge_that_is_a_copy_is_renewed_by_schedule_also_after_a_kill_and_not_by_who_is_faster(
+def test_a_judge_that_is_a_copy_is_renewed_by_schedule_and_not_by_timing(
     ahead: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run is quick and never stopped; the other's judge is slow at random, and the run is killed and resumed."""
+    """One run is fast and never stopped; the other has a judge that is slow at random, and is killed and resumed."""
     settings: dict[str, Any] = {"async_steps": ahead, "prompts_per_step": 2, "more": judged_by(str(every)), "steps": 7}
     train(made(tmp_path / "straight", **settings))
     monkeypatch.setattr(CopyState, "slow", lambda seed: seed % 7 / 100)

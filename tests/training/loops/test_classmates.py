@@ -1,4 +1,4 @@
-"""Classmate training end to end: three classmates of different tokenizers, one behind HTTP; killed and resumed."""
+"""Classmate training end to end: three classmates with different tokenizers, one behind HTTP; killed and resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPE = TinyConfig(hidden=16, layers=1, heads=1, mlp=32)
 
 
 def peer(folder: Path, order: int) -> Path:
-    """A classmate of random weights whose tokenizer numbers the words in an order of its own."""
+    """A classmate of random weights whose tokenizer numbers the words in a different order."""
     words = list(Ciphers().vocabulary())
     tokenizer = tiny_tokenizer(words[order:] + words[:order])
     tiny_model(SHAPE, tokenizer, order).save_pretrained(folder)
@@ -122,7 +122,7 @@ def _without_tokens(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith("model/")} for line in lines]
 
 
-def test_the_policy_is_its_own_classmate_as_it_was_and_a_resumed_run_finds_the_copy(
+def test_an_earlier_copy_of_the_policy_can_be_its_classmate_also_after_a_resume(
     peers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(folder: Path) -> Recipe:
@@ -162,8 +162,8 @@ def test_with_adapters_a_frozen_copy_shares_every_weight_that_is_not_trained() -
     assert own and all("lora_" in name for name in own)
 
 
-def test_a_classmate_server_killed_and_started_again_costs_the_samples_in_between_only() -> None:
-    """Two classmates; the one behind HTTP is away for one of three steps."""
+def test_a_restarted_classmate_server_costs_only_the_samples_in_between() -> None:
+    """Two classmates; the one behind HTTP is down for one of three steps."""
     tokenizer = tiny_tokenizer(Ciphers().vocabulary())
     port = free_port()
 

@@ -1,4 +1,4 @@
-"""Groups that teach nothing, importance weights, and the divergence taken off the reward."""
+"""Groups that teach nothing, importance weights, and the divergence subtracted from the reward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def group(name: str, *rewards: float | None) -> list[Rollout]:
     return [Rollout(Conversation(Row(name, ())), credit=Credit({"main": s}, (Span(0, 1),))) for s in scores]
 
 
-def test_a_group_is_flat_when_nothing_tells_its_replies_apart() -> None:
+def test_a_group_is_flat_if_all_its_replies_score_alike() -> None:
     assert is_flat(group("a", 1.0, 1.0, None)) and is_flat(group("a", 1.0)) and is_flat([])
     assert not is_flat(group("a", 1.0, 0.5))
     apart = group("a", 1.0, 1.0)
@@ -64,7 +64,7 @@ def test_other_rows_are_played_in_place_of_flat_groups(seed: int, rounds: int, v
     assert all(reply.group == place for place, own in enumerate(groups) for reply in own if names[place] not in "abc")
 
 
-def test_a_group_with_a_missing_reward_is_never_played_around() -> None:
+def test_a_group_with_a_missing_reward_is_never_replaced() -> None:
     assert other_rows([group("a", None, None)], ["a", "x"], {"a"}, 0, 1, 0) == []
     assert not is_replaceable(group("a", 1.0, 1.0, None)) and is_replaceable(group("a", 1.0, 1.0))
 
@@ -95,7 +95,7 @@ def test_a_run_learns_from_other_rows_in_place_of_flat_ones_and_resumes_alike(tm
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6), st.sampled_from(["token", "sequence"]))
 def test_importance_of_a_sequence_is_the_product_of_its_tokens(differences: list[float], level: Any) -> None:
-    """As a step's data are weighed before an update; in passing it is the same function."""
+    """As the data of a step are weighted before an update; during the update it is the same function."""
     config = TrainConfig(importance={"rule": "truncate", "level": level, "high": 1e9})
     datum = Datum([7] * (len(differences) + 1), [0, *[1] * len(differences)], [0.0, *(-x for x in differences)])
     set_importance(SimpleNamespace(config=config, logprobs=lambda data: [[0.0] * len(d.ids) for d in data]), [datum])  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_outside_the_bounds_a_weight_is_cut_or_the_token_masked() -> None:
     assert weigh_tokens(ratios, ratios, mask)[0].tolist() == [0.0, 1.0, 0.0]
 
 
-def test_a_group_is_not_flat_whose_forks_still_teach() -> None:
+def test_a_group_whose_forks_still_teach_is_not_flat() -> None:
     alike = group("a", 1.0, 1.0)
     assert is_replaceable(alike)
     branches = [
@@ -150,7 +150,7 @@ def test_a_reply_pays_for_its_divergence_and_a_turn_for_what_comes_after_it() ->
     st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=5), st.sampled_from([0.0, 0.9, 1.0])
 )
 def test_a_turn_pays_for_later_ones_as_it_earns_from_them(turns: list[tuple[float, float]], gamma: float) -> None:
-    """Charged after it was credited, a turn has what it would have if every turn's own reward had been charged."""
+    """Charging it after crediting gives the same result as charging every turn's own reward before."""
     rng = random.Random(0)
     conversation = Conversation(Row("r", (Message("user", "?"),)))
     costs: list[float] = []

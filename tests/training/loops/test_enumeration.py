@@ -1,4 +1,5 @@
-"""Every estimator and credit rule against the exact gradient: all that can happen, through the real player."""
+"""Every estimator and credit rule compared with the exact gradient, by enumerating everything through the real
+player."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_along_the_tree_rloo_is_the_exact_gradient_of_the_reply_and_of_all_later
     more = {} if table is None else {"table": table}
     outcomes = played(places, samples, rounds, credit=TREE, **more)  # type: ignore[arg-type]
     exact = exact_gradient(rounds, **more)  # type: ignore[arg-type]
-    later = estimate([[outcome] for outcome in outcomes])  # a reply alone is silent: what is left is the later turns
+    later = estimate(
+        [[outcome] for outcome in outcomes]
+    )  # a reply alone contributes nothing; what is left is the later turns
     assert of(later, first=False) == pytest.approx(of(exact, first=False), abs=1e-12)
     own = mean_estimate(merged(outcomes), 2)
     assert of(own, first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
@@ -59,7 +62,7 @@ def test_along_the_tree_rloo_is_the_exact_gradient_of_the_reply_and_of_all_later
 @pytest.mark.parametrize(
     ("places", "samples", "rounds"), [(4, 2, 1), (10, [2, 2], 2)], ids=["one fork", "nested forks"]
 )
-def test_a_drawn_part_of_the_forks_climbs_the_same_gradient(
+def test_a_random_subset_of_the_forks_gives_the_same_gradient(
     places: int, samples: int | list[int], rounds: int, part: float
 ) -> None:
     """Which forks are drawn is enumerated, too: each stands for those that were left out."""
@@ -77,8 +80,8 @@ def reply_forks(samples: int | list[int]) -> int:
     return 1 if isinstance(samples, int) else 1 + samples[0]
 
 
-def test_along_the_tree_centring_by_all_takes_its_known_share_off_both_terms() -> None:
-    """A group of two and two futures: what is itself in the mean that is taken off loses half, and nothing else."""
+def test_along_the_tree_centring_by_all_shrinks_both_terms_by_the_known_share() -> None:
+    """A group of two and two futures: a value that is part of the subtracted mean loses half, and nothing else."""
     outcomes = played(5, 2, 1, credit=TREE)
     half = {key: value / 2 for key, value in exact_gradient(1).items()}
     later = estimate([[outcome] for outcome in outcomes], "dr-grpo")
@@ -88,7 +91,8 @@ def test_along_the_tree_centring_by_all_takes_its_known_share_off_both_terms() -
 
 
 def test_by_reply_the_later_turns_are_not_trained() -> None:
-    """Why there is a tree. What the policy says later moves the reward, too, and by reply nobody tells it so."""
+    """Why there is a tree: later turns of the policy affect the reward, too, but with credit by reply they are not
+    trained."""
     outcomes = played(5, 2, 1)
     exact, found = exact_gradient(1), mean_estimate(merged(outcomes), 2)
     assert of(found, first=True) == pytest.approx(of(exact, first=True), abs=1e-12)
@@ -105,7 +109,7 @@ def ended(words: Words) -> bool:
 def test_by_turns_rloo_is_the_exact_gradient_also_where_episodes_end_at_different_turns(
     group_size: int, gamma: float
 ) -> None:
-    """With gamma 0 each turn climbs what it earned by itself, and the outcome is the last one's."""
+    """With gamma 0, each turn follows what it earned itself, and the outcome belongs to the last one."""
 
     def earns(words: Words) -> float:
         return worth((5, *words))
@@ -139,8 +143,8 @@ def test_centring_by_all_loses_one_part_in_n_and_leaving_one_out_nothing(advanta
 
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("advantage", ["grpo", {"name": "grpo", "scale": "step"}, "reinforce++", "gdpo"])
-def test_dividing_by_the_deviation_multiplies_a_row_by_how_rarely_it_varies(advantage: Any, n: int) -> None:
-    """Right or wrong with one group in the step: the factor of docs/training.md, which is largest at the extremes."""
+def test_dividing_by_the_deviation_weights_a_row_by_how_rarely_it_varies(advantage: Any, n: int) -> None:
+    """Right or wrong, with one group in the step: the factor in docs/training.md, which is largest at the extremes."""
     right = Worth(lambda words: float(words[-1] == 0))
     exact = exact_gradient(0, reward=right.function)
     p = softmax(THETA[OPENING])[0]
@@ -160,7 +164,7 @@ def test_branches_lost_to_the_machine_shrink_the_later_term_by_the_chance_that_t
     assert found == pytest.approx({key: left * value for key, value in exact.items()}, abs=1e-12)
 
 
-def test_with_a_clamp_the_reply_climbs_its_clamped_mean_and_a_branch_its_clamped_value() -> None:
+def test_with_a_clamp_replies_follow_the_clamped_mean_and_branches_their_clamped_value() -> None:
     def clamp(value: float) -> float:
         return min(max(value, -0.25), 0.5)
 
@@ -177,7 +181,7 @@ def test_with_a_clamp_the_reply_climbs_its_clamped_mean_and_a_branch_its_clamped
 
 
 class Critic(Sampled):
-    """A value head that is wrong everywhere, but knows only what was said before."""
+    """A value head that is wrong everywhere but depends only on what was said before."""
 
     def values(self, data: Sequence[Datum]) -> list[list[float]]:
         return [[random.Random(repr(one.ids[:at])).gauss(0, 1) for at in range(len(one.ids))] for one in data]

@@ -1,4 +1,4 @@
-"""`eval.judge`: held-out replies are judged by a model of their own; what is learned from keeps its judge."""
+"""`eval.judge`: held-out replies have a judge of their own, and training keeps its judge."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from upshot.run.run import train
 
 
 def kind(request: Request) -> str:
-    """A judge that likes everything."""
+    """A judge that always approves."""
     return '{"thought": "fine", "accuracy": 1}'
 
 
 def strict(request: Request) -> str:
-    """A judge that likes nothing."""
+    """A judge that never approves."""
     return '{"thought": "wrong", "accuracy": 0}'
 
 
@@ -57,7 +57,7 @@ def test_a_metric_with_a_judge_of_its_own_keeps_it(tmp_path: Path) -> None:
     assert {line.get("eval/metric/accuracy", 1.0) for line in metrics(tmp_path / "run")} == {1.0}
 
 
-def test_a_judge_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_judge_that_is_not_a_model_is_refused(tmp_path: Path) -> None:
     wrong = JUDGED | {"eval": {"every": 1, "judge": "outsidr"}}
     with pytest.raises(UserError, match=r"eval.judge is 'outsidr'.*did you mean 'outsider'"):
         check_names(recipe(tmp_path / "run", steps=1, more=wrong))

@@ -1,4 +1,4 @@
-"""KTO: what it reads, what it minimises, and that a stopped run goes on as if it had not stopped."""
+"""KTO: what it reads, what it minimises, and that a stopped run resumes without a difference."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_kto_raises_good_replies_and_lowers_bad_ones(tmp_path: Path) -> None:
     assert lines[-1]["eval/loss/kto"] < lines[-2]["loss/kto"], "after the last step"
 
 
-def test_a_step_without_bad_replies_says_nothing_of_them(tmp_path: Path) -> None:
+def test_a_step_without_bad_replies_logs_nothing_about_them(tmp_path: Path) -> None:
     train(recipe(tmp_path / "run", data=write(tmp_path, GOOD, GOOD), steps=1, **SETTINGS))
     (line,) = metrics(tmp_path / "run")
     assert "kto/good" in line and "kto/bad" not in line
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_without_a_difference(tmp_path: Path) -> None:
     rows = [{**row, "prompt": f"{row['prompt']} {word}"} for row in (GOOD, BAD) for word in ("please", "red", "now")]
     file = write(tmp_path, *rows)
     train(recipe(tmp_path / "whole", data=file, steps=6, **SETTINGS))

@@ -1,4 +1,4 @@
-"""Long episodes: a run whose episodes have 16,000 tokens, in which sampler and learner agree, and its resumption."""
+"""A run with episodes of 16,000 tokens: sampler and learner agree, and it resumes exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upshot.run.folder import RunFolder
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "archive.yaml")
 SMALL = ["task.episodes=2", "train.prompts_per_step=1", "train.group_size=2", "train.save.every=1", "eval.every=0"]
 SMALL += ["model.tiny.layers=1", "model.tiny.hidden=16", "model.tiny.heads=1", "model.tiny.mlp=16"]
-SMALL += ["model.dtype=float32"]  # on a GPU, too: the drift is held to the same bound
+SMALL += ["model.dtype=float32"]  # on a GPU, too, the drift has to stay within the same bound
 
 
 def run(folder: Path, steps: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Offline DPO, online DPO and PPO: what they read, whom they compare, what they pay."""
+"""Offline DPO, online DPO and PPO: what they read, which replies they compare, and how they reward."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def replies(rewards: list[float | None]) -> list[Rollout]:
     return group
 
 
-def test_online_dpo_sets_the_best_against_the_worst() -> None:
+def test_online_dpo_pairs_the_best_with_the_worst() -> None:
     group = replies([0.3, None, 0.9, 0.1])
     ((best, worst),), left_out = online_dpo.best_and_worst([group], min_gap=0.5)
     assert (best, worst) == (group[2], group[3]) and not left_out
@@ -172,7 +172,7 @@ def test_online_dpo_trains_the_sampled_ids() -> None:
     assert rl.learn(own, [replies([0.5, 0.5])], 0, online_dpo.prepare)["train/pairs"] == 0
 
 
-def test_ppo_pays_the_penalty_everywhere_and_the_reward_at_the_end() -> None:
+def test_ppo_gives_the_penalty_everywhere_and_the_reward_at_the_end() -> None:
     own = learner(value_head=True, kl=0.1, ppo={"whiten": False, "gamma": 1.0, "gae_lambda": 1.0})
     own.keep_reference()
     data = [Datum([7, 8, 9, 10], [0, 1, 1, 1])]
@@ -182,7 +182,7 @@ def test_ppo_pays_the_penalty_everywhere_and_the_reward_at_the_end() -> None:
     assert data[0].advantages == pytest.approx([0, 2.85, 2.9, 2.8], abs=1e-6)
 
 
-def test_ppo_pays_where_the_credit_says_it_was_earned() -> None:
+def test_ppo_gives_rewards_where_the_credit_places_them() -> None:
     spans = (Span(2, 4, ("main", "classmate")), Span(4, 6), Span(6, 7, ()), Span(7, 8, ("lost",)))
     credit = Credit({"main": Score(1.0), "classmate": Score(0.5), "lost": Score.missing("timeout")}, spans)
     earned = ppo.earnings(credit)
@@ -224,7 +224,7 @@ def test_ppo_leaves_missing_rewards_out_and_its_values_learn() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ppo", "online-dpo"])
-def test_the_quickstart_learns_by_other_methods_too(method: str, tmp_path: Path) -> None:
+def test_the_quickstart_learns_with_other_methods_too(method: str, tmp_path: Path) -> None:
     own = {"ppo": ["train.lr=5e-4"], "online-dpo": ["train.lr=3e-4", "train.group_size=4", "train.dpo.min_gap=0.01"]}
     words = [f"train.method={method}", "train.steps=40", f"run_dir={tmp_path / 'run'}", *own[method]]
     train(load_recipe("quickstart", words).recipe)

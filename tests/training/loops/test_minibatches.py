@@ -1,4 +1,4 @@
-"""A round of updates in minibatches: as many as the recipe says, and logged as one."""
+"""A round of updates in minibatches: as many as the recipe says, logged as one."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_nine_sequences_in_four_parts_make_four_updates() -> None:
 
 @pytest.mark.parametrize("norm", ["sequence", "token", "constant"])
 @pytest.mark.parametrize("kind", ["sft", "rl", "ppo", "dpo"])
-def test_what_is_logged_of_minibatches_is_what_all_their_data_come_to(kind: str, norm: str) -> None:
-    """With a learning rate of nothing the weights stay, so that one large batch says the same."""
+def test_minibatches_log_the_same_as_all_their_data_at_once(kind: str, norm: str) -> None:
+    """With a learning rate of 0 the weights do not change, so one large batch gives the same."""
     found = []
     for parts in (1, 3, 4):
         config: dict[str, Any] = {"lr": 1e-30, "length_norm": norm, "kl": 0.1, "minibatches": parts}
@@ -77,7 +77,7 @@ def test_updates_that_are_skipped_are_counted_and_the_guard_sees_them() -> None:
     assert bad_step(logs) is not None
 
 
-def test_one_minibatch_is_logged_to_the_last_bit() -> None:
+def test_one_minibatch_logs_exactly_its_own_values() -> None:
     one, other = learner(), learner()
     logs = update(one, Lesson([[d] for d in data()], Sft), seed=0)
     expected = other.forward_backward([[d] for d in data()], Sft()) | other.step()

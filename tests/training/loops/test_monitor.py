@@ -1,4 +1,4 @@
-"""A recipe's monitor: its numbers are in the line of every evaluation, by task too; a wrong one is refused."""
+"""A recipe's monitor: its numbers are in the line of every evaluation, also by task; a wrong one is refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_monitors_calls_count_against_the_budget(tmp_path: Path) -> None:
     assert "budget of 1 calls is used up" in str(user_error_in(caught.value))
 
 
-def test_a_monitor_that_is_no_model_or_has_nothing_to_predict_is_refused(tmp_path: Path) -> None:
+def test_a_monitor_that_is_not_a_model_or_has_nothing_to_predict_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"eval.monitor is 'watchr'.*did you mean 'watcher'"):
         check_names(recipe(tmp_path, more=THINKS | {"eval": {"every": 1, "monitor": "watchr"}}))
     unverified = THINKS | {"reward": {"metrics": ["token_amount"]}}

@@ -1,4 +1,4 @@
-"""Examples that teach nothing, and evaluations of nothing, are said or refused before a run begins."""
+"""Examples that teach nothing, and evaluations of nothing, are reported or refused before a run begins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MARKED = {"prompt": "hi", "completion": "a", "label": True}
 
 
 def run_on(folder: Path, method: str, *rows: dict[str, Any], held_out: tuple[dict[str, Any], ...] = ()) -> Recipe:
-    """A run of a method on rows, evaluated on others where there are any."""
+    """A run of a method on rows, evaluated on other rows if there are any."""
     for name, some in (("train", rows), ("eval", held_out)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     evaluation = {"every": 1, "data": str(folder / "eval.jsonl")} if held_out else {"every": 0}
@@ -44,7 +44,7 @@ def found(recipe: Recipe) -> list[Finding]:
     return list(data.check(CheckContext(recipe, offline=True)))
 
 
-def test_dialogues_without_an_assistant_turn_are_counted_and_are_no_examples(tmp_path: Path) -> None:
+def test_dialogues_without_an_assistant_turn_are_counted_and_skipped(tmp_path: Path) -> None:
     run = run_on(tmp_path, "sft", TALK, SILENT, TALK, SILENT)
     assert found(run) == [Finding("2 of 4 dialogues have no assistant turn and are left out", fatal=False)]
     assert count_examples(run, tasks.create("slots", {}, "task")) == 2
@@ -56,7 +56,7 @@ def test_an_evaluation_without_an_assistant_turn_is_refused_before_the_run(tmp_p
 
 
 @pytest.mark.parametrize(("method", "row"), [("sft", TALK), ("dpo", PAIR), ("kto", MARKED)])
-def test_a_file_of_an_evaluation_is_read_before_the_run_and_its_faults_are_said_once(
+def test_an_evaluation_file_is_read_before_the_run_and_its_faults_are_reported_once(
     method: str, row: dict[str, Any], tmp_path: Path
 ) -> None:
     run = run_on(tmp_path, method, row, held_out=({"nothing": 1},))
@@ -79,7 +79,7 @@ def test_pairs_of_one_reply_and_pairs_that_contradict_each_other_are_counted(tmp
 
 
 @pytest.mark.parametrize(("label", "word"), [(True, "good"), (False, "bad")])
-def test_replies_that_are_all_marked_alike_are_said(label: bool, word: str, tmp_path: Path) -> None:
+def test_replies_that_are_all_marked_alike_are_reported(label: bool, word: str, tmp_path: Path) -> None:
     (finding,) = found(run_on(tmp_path, "kto", {**MARKED, "label": label}, {**MARKED, "label": label}))
     assert not finding.fatal and finding.says.startswith(f"all replies are marked {word}")
     assert not found(run_on(tmp_path, "kto", MARKED, {**MARKED, "label": False}))
@@ -93,7 +93,7 @@ def test_dialogues_whose_replies_lie_beyond_the_context_are_left_out() -> None:
     assert all(any(datum.mask) for datum in Dialogues(talks, renderer, 64))
 
 
-def test_they_are_said_before_the_run_and_refused_where_none_is_left(tmp_path: Path) -> None:
+def test_too_long_dialogues_are_reported_before_the_run_and_refused_if_none_is_left(tmp_path: Path) -> None:
     for rows, fatal in (((TALK, LATE), False), ((LATE,), True)):
         run = run_on(tmp_path, "sft", *rows)
         run = run.model_copy(update={"model": run.model.model_copy(update={"max_context": 64})})

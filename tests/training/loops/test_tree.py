@@ -1,6 +1,6 @@
-"""Learning along the tree: who is compared with whom, what is counted, and how a run trains and resumes.
+"""Learning along the tree: which replies are compared, what is counted, and how a run trains and resumes.
 
-That it climbs the exact gradient is held by `test_enumeration.py`.
+`test_enumeration.py` checks that it follows the exact gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROW = Row("r", (Message("user", "?"),))
 
 
 def conversation(words: Words) -> Conversation:
-    """What a policy and a user with these words would leave behind; each word one token."""
+    """What a conversation of a policy and a user with these words leaves behind; each word is one token."""
     turns = [Turn(ROW.messages[0])]
     heard = OPENING
     for at, word in enumerate(words):
@@ -61,7 +61,7 @@ def scored(reply: Rollout, by: str) -> Rollout:
 
 
 def test_the_loss_adds_the_futures_to_the_replies_and_changes_nothing_of_theirs() -> None:
-    """The gradient of the loss is the sum that the proof is about: shares count, and only replies divide."""
+    """The gradient of the loss is the sum in the proof: shares count, and only replies divide."""
     teacher = learner(length_norm="constant", advantage="dr-grpo")
     rng = random.Random(0)
 
@@ -98,7 +98,7 @@ def silent_reply(values: Mapping[tuple[int, ...], float | None]) -> Rollout:
     return scored(Rollout(conversation((0,)), futures=futures), "tree")
 
 
-def test_what_cannot_be_compared_teaches_nothing_and_is_counted() -> None:
+def test_branches_that_cannot_be_compared_teach_nothing_and_are_counted() -> None:
     replies = [
         silent_reply({(0,): 1.0, (1,): 0.0}),
         silent_reply({(0,): 1.0, (1,): None}),
@@ -154,7 +154,7 @@ def test_online_dpo_pairs_only_continuations_of_the_same_words() -> None:
 
 @pytest.mark.parametrize(("train", "trained"), [({}, 2), ({"kl": 0.1}, 5), ({"entropy": 0.1}, 5)], ids=str)
 def test_regularisation_does_not_depend_on_how_rewards_vary(train: dict[str, Any], trained: int) -> None:
-    """Branches of flat forks, and one whose siblings are missing, stay in the loss; their advantage is 0."""
+    """Branches of flat forks, and one whose siblings are missing, stay in the loss with advantage 0."""
     replies = [
         silent_reply({(0,): 1.0, (1,): 0.0}),
         silent_reply({(0,): 0.5, (1,): 0.5}),
@@ -167,7 +167,7 @@ def test_regularisation_does_not_depend_on_how_rewards_vary(train: dict[str, Any
     assert measure_tree(replies, source.config.trains_every_fork)["tree/branches"] == trained
 
 
-def test_a_divergence_taken_off_the_reward_tells_branches_apart_that_earn_the_same() -> None:
+def test_a_divergence_subtracted_from_the_reward_distinguishes_equal_branches() -> None:
     class Reference(Sampled):
         def logprobs(self, data: Sequence[Datum], reference: bool = False) -> list[list[float]]:
             return [[-float(datum.ids[-1])] * len(datum.ids) for datum in data]
@@ -190,7 +190,7 @@ def test_the_tree_is_measured_as_it_is_trained() -> None:
 
 
 def along_the_tree(folder: Path, **changes: object) -> Recipe:
-    """A talkative user, and a reward that tells all futures apart."""
+    """A talkative user, and a reward that distinguishes all futures."""
     more = {
         "credit": "tree",
         "models": {"user": "scripted:tests.training.helpers:customer"},

@@ -1,4 +1,4 @@
-"""A run that falls is told; one that holds is left alone. The curves are those of real runs (docs/results)."""
+"""An alarm reports a run that collapses and leaves a stable one alone. The curves are of real runs (docs/results)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CURVES = Path(__file__).parents[3] / "docs" / "results"
 
 
 def rung(name: str) -> dict[str, int]:
-    """Which metrics rang in a run, and when first."""
+    """Which metrics raised an alarm in a run, and when first."""
     alarms, first = Alarms(), {}
     for text in (CURVES / f"{name}.jsonl").read_text().splitlines():
         line = json.loads(text)
@@ -32,13 +32,13 @@ def rung(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_published_objective_on_openings_alone_falls_and_rings(seed: int) -> None:
+def test_the_published_objective_on_openings_only_collapses_and_raises_an_alarm(seed: int) -> None:
     found = rung(f"withheld/reply-{seed}")
     assert found["reward/mean"] < 80 and found["eval/reward/mean"] < 90, found
 
 
 @pytest.mark.parametrize("name", [f"withheld/{kind}-{seed}" for kind in ("tree2", "tree4") for seed in (1, 2, 3)])
-def test_along_the_tree_nothing_rings(name: str) -> None:
+def test_along_the_tree_no_alarm_is_raised(name: str) -> None:
     assert not {"reward/mean", "eval/reward/mean"} & set(rung(name))
 
 
@@ -47,7 +47,7 @@ def steps_until_it_rings(rewards: Iterable[float]) -> int | None:
     return next((n for n, reward in enumerate(rewards, 1) if alarms.watch({"reward/mean": reward}, n)), None)
 
 
-def test_noise_about_a_constant_mean_rings_in_less_than_a_hundredth_of_the_runs() -> None:
+def test_noise_around_a_constant_mean_raises_an_alarm_in_less_than_1_percent_of_runs() -> None:
     draw = numpy.random.default_rng(0)
     kinds = [(2, 0.5), (2, 0.9), (8, 0.05), (32, 0.5)]  # replies a step and how many of them are right
     runs = [draw.binomial(replies, mean, 200) / replies for replies, mean in kinds for _ in range(100)]
@@ -56,14 +56,14 @@ def test_noise_about_a_constant_mean_rings_in_less_than_a_hundredth_of_the_runs(
 
 @given(seed=st.integers(0, 999), before=st.integers(20, 100), spread=st.floats(0, 0.1))
 @settings(max_examples=20)
-def test_a_reward_that_falls_to_nothing_rings_before_it_is_gone(seed: int, before: int, spread: float) -> None:
+def test_a_reward_that_falls_to_zero_raises_an_alarm_in_time(seed: int, before: int, spread: float) -> None:
     draw = random.Random(seed)
     fall = [0.8 - 0.8 * step / 15 for step in range(1, 16)]
     rang = steps_until_it_rings(max(0.0, draw.gauss(mean, spread)) for mean in [0.8] * before + fall)
     assert rang is not None and before < rang <= before + 12
 
 
-def test_the_words_name_the_best_step_and_the_way_out() -> None:
+def test_the_alarm_names_the_best_step_and_what_to_do() -> None:
     alarms = Alarms()
     for step in range(1, 31):
         alarms.watch({"reward/mean": 0.8 if step <= 15 else 0.2}, step)
@@ -71,7 +71,7 @@ def test_the_words_name_the_best_step_and_the_way_out() -> None:
     assert "fell from 0.8 (steps until 10) to 0.44" in text and "credit.by=tree" in text and "train.kl" in text
 
 
-def test_evaluations_that_stay_low_ring_and_one_low_one_does_not() -> None:
+def test_lasting_low_evaluations_raise_an_alarm_and_a_single_one_does_not() -> None:
     alarms = Alarms()
     for step, value in enumerate([0.5, 0.9, 0.4, 0.9, 0.4]):
         alarms.watch({"eval/reward/mean": value}, 10 * step)
@@ -80,7 +80,7 @@ def test_evaluations_that_stay_low_ring_and_one_low_one_does_not() -> None:
     assert "the held-out reward fell from 0.9 at step 10 to 0.5" in alarms.ringing["eval/reward/mean"]
 
 
-def test_futures_that_no_longer_end_and_turns_that_repeat_ring() -> None:
+def test_futures_that_no_longer_end_and_repeated_turns_raise_an_alarm() -> None:
     alarms = Alarms()
     for step in range(40):
         late = step >= 20
@@ -105,7 +105,7 @@ def test_the_best_checkpoint_is_kept_wherever_there_are_evaluations(tmp_path: Pa
     assert best["metric"] == "eval/reward/mean"
 
 
-def test_a_sampler_far_from_the_learner_rings_and_rounding_does_not() -> None:
+def test_a_sampler_far_from_the_learner_raises_an_alarm_and_rounding_does_not() -> None:
     alarms = Alarms()
     for step in range(10):
         alarms.watch({"policy/drift": 0.05}, step)

@@ -1,4 +1,4 @@
-"""pass@k, maj@k, turns, feedback, missing: over groups of replies, ragged and partly missing."""
+"""pass@k, maj@k, turns, feedback and missing, over groups of replies that are ragged and partly missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def groups_of(row: Row) -> dict[str, str]:
     return {"task": row.source, "difficulty": row.meta["difficulty"]}
 
 
-def test_all_numbers_of_ragged_groups() -> None:
+def test_all_metrics_of_ragged_groups_match_hand_computed_values() -> None:
     groups = [
         [
             reply(1, "4", 2, feedback=1, feedback_used=1, wrong_feedback=1, wrong_feedback_used=1, format_errors=1),
@@ -76,7 +76,7 @@ def test_all_numbers_of_ragged_groups() -> None:
     assert found["by/task=gsm8k/maj@k"] == 0.25
 
 
-def test_nothing_played_is_no_number_rather_than_zero() -> None:
+def test_without_replies_there_is_no_value_instead_of_zero() -> None:
     assert task_metrics([], groups_of) == {"task/missing": 0.0}
     assert "task/pass@1" not in task_metrics([[reply(None)]], groups_of)
 

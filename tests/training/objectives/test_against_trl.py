@@ -1,4 +1,4 @@
-"""The same inputs through TRL's own trainers and through our learner: the same loss, the same gradient."""
+"""The same inputs through TRL's own trainers and our learner give the same loss and the same gradient."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def compare_with_trl(folder: Path, loss_type: str, theirs_more: dict[str, Any], 
     module, tokenizer, _, _ = tiny_parts()
     theirs = copy.deepcopy(module)
     data = [datum(length, seed, prompt=2) for seed, length in enumerate(LENGTHS)]
-    for own in data:  # one advantage a reply, as GRPO has it; every ratio away from 1, some of them clipped
+    for own in data:  # one advantage per reply, as in GRPO; every ratio differs from 1, some are clipped
         own.advantages = [own.advantages[0]] * len(own.ids)
     trainer = grpo_trainer(theirs, tokenizer, folder, loss_type, **theirs_more)
     trainer.beta = beta  # set late: the trainer would look for a reference model; its log-probabilities are given
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     inputs = reply_part(data, tokenizer.pad_token_id)
-    if "importance" in ours:  # theirs comes from vLLM
+    if "importance" in ours:  # in TRL it comes from vLLM
         trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
         for own in data:
             own.weights = [0.5 + 0.1 * i for i in range(len(own.ids))]
@@ -117,7 +117,7 @@ def test_grpo_equals_trl(loss_type: str, beta: float, tmp_path: Path) -> None:
 
 
 NARROW, OURS = {"epsilon": 0.001, "epsilon_high": 0.002}, {"clip": {"low": 0.001, "high": 0.002}}
-"""Bounds at which some of these ratios are clipped."""
+"""Bounds that clip some of these ratios."""
 KIN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gspo": (
         "grpo",
@@ -142,7 +142,7 @@ KIN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", KIN)
-def test_the_kin_of_grpo_equal_trls(name: str, tmp_path: Path) -> None:
+def test_variants_of_grpo_equal_trls(name: str, tmp_path: Path) -> None:
     loss_type, theirs, ours = KIN[name]
     compare_with_trl(tmp_path, loss_type, theirs, 0.05 if "kl" in ours else 0.0, **ours)
 

@@ -1,4 +1,4 @@
-"""Losses as pure functions: KL estimators, clipping, length normalisations, DPO's limits."""
+"""Losses as pure functions: KL estimators, clipping, length normalisations, limits of DPO."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_k2_and_k3_are_never_negative_and_zero_only_without_a_difference(own: fl
 
 
 def gradient_of_the_mean(estimator: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the divergence itself, and of the estimator's mean over samples (their weights are no part of it)."""
+    """The gradient of the divergence, and of the estimator's mean over samples, whose weights are constants."""
     torch.manual_seed(1)
     logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.randn(6, dtype=torch.float64), 0)
@@ -61,7 +61,7 @@ def test_plain_k3_has_another_gradient_as_the_docs_say() -> None:
     assert not torch.allclose(true, found, atol=1e-2)
 
 
-def test_length_normalisations_by_hand() -> None:
+def test_length_normalisations_match_hand_computed_values() -> None:
     batch = pack([Datum([7] * 4, [0, 1, 1, 1]), Datum([7] * 2, [0, 1])], "cpu")
     loss = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
@@ -76,7 +76,7 @@ def test_length_normalisations_by_hand() -> None:
 
 
 @given(st.floats(-30, 30), st.floats(0.01, 2))
-def test_preference_losses_by_hand(margin: float, beta: float) -> None:
+def test_preference_losses_match_hand_computed_values(margin: float, beta: float) -> None:
     one = torch.tensor([margin], dtype=torch.float64)
     assert float(preference(one, beta, "sigmoid")) == pytest.approx(math.log1p(math.exp(-beta * margin)), abs=1e-9)
     assert float(preference(one, beta, "ipo")) == pytest.approx((margin - 1 / (2 * beta)) ** 2)

@@ -1,4 +1,4 @@
-"""Token drift: the sampler's log-probabilities beside the learner's, logged with every step."""
+"""Token drift: sampler's minus learner's log-probabilities, logged with every step."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_only_update_weighs_in_passing_as_a_forward_before_it_would(importan
 @pytest.mark.parametrize("rule", ["truncate", "mask"])
 @pytest.mark.parametrize("passing", [True, False])
 def test_ratio_and_divergence_are_to_the_sampler_also_where_tokens_are_weighed(rule: str, passing: bool) -> None:
-    """Before the first update nothing but the weights of the loss is different."""
+    """Before the first update, only the weights in the loss differ."""
     logged = []
     for importance in ("none", rule):
         teacher = learner(importance=importance)

@@ -1,4 +1,4 @@
-"""Surrogates as pure functions: what is clipped, what is capped, what flows into the gradient."""
+"""Surrogates as pure functions: what is clipped, what is capped, what reaches the gradient."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_gspo_has_one_ratio_a_sequence() -> None:
 
 
 def gradient(name: str, sequences: list[list[tuple[float, float]]], own: list[float]) -> list[float]:
-    """Of the mean over sequences of the means over their tokens."""
+    """The gradient of the mean over sequences of the means over their tokens."""
     given = batch(*sequences)
     logprobs = torch.tensor(own, requires_grad=True)
     loss = surrogate(name)(given, logprobs, CONFIG).loss_M
@@ -64,7 +64,7 @@ def gradient(name: str, sequences: list[list[tuple[float, float]]], own: list[fl
 
 
 def test_gspo_pushes_each_span_by_its_own_advantage() -> None:
-    """A thought that earned +1 and an answer that earned -1 are not alike."""
+    """A thought that earned +1 and an answer that earned -1 are pushed differently."""
     reply = [(-1.0, 1.0), (-2.0, 1.0), (-1.0, -1.0), (-2.0, -1.0)]
     assert gradient("gspo", [reply], [-1.0, -2.0, -1.0, -2.0]) == pytest.approx([-0.25, -0.25, 0.25, 0.25])
 
@@ -73,7 +73,8 @@ def test_gspo_pushes_each_span_by_its_own_advantage() -> None:
 def test_with_one_advantage_a_sequence_it_is_gspo_as_published(
     replies: list[tuple[list[tuple[float, float]], float]],
 ) -> None:
-    """Against the gradient of min(s A, clip(s) A), s the ratio of a whole sequence to the power 1 / its length."""
+    """Compared with the gradient of min(s A, clip(s) A), s the ratio of a whole sequence to the power 1 / its
+    length."""
     logprobs = torch.tensor([old + more for tokens, _ in replies for old, more in tokens], requires_grad=True)
     losses = []
     for (tokens, advantage), some in zip(replies, logprobs.split([len(x) for x, _ in replies]), strict=True):
@@ -104,11 +105,11 @@ def test_on_policy_all_have_the_same_gradient(name: str) -> None:
 
 
 def halved(batch: TrainBatch, logprobs_M: torch.Tensor, config: TrainConfig, strength: float = 0.5) -> PolicyLoss:
-    """A surrogate of one's own."""
+    """A user's surrogate."""
     return PolicyLoss(-strength * logprobs_M, logprobs_M.exp(), logprobs_M * 0)
 
 
-def test_a_surrogate_of_ones_own_is_named_by_its_path_with_its_options() -> None:
+def test_a_users_surrogate_is_named_by_its_path_with_its_options() -> None:
     own = surrogate("tests.training.objectives.test_surrogates:halved", {"strength": 0.25})
     assert own(batch([(0.0, 1.0)]), torch.tensor([-2.0]), CONFIG).loss_M.tolist() == [0.5]
     with pytest.raises(UserError, match="strenght"):
@@ -156,7 +157,7 @@ def test_an_estimator_of_the_users_own_has_one_number_a_span() -> None:
             set_advantages([replies], wrong_shape)
 
 
-def test_a_metric_that_is_no_metric_is_refused_by_name() -> None:
+def test_a_metric_of_the_wrong_kind_is_refused_by_name() -> None:
     class Polite:
         async def score(self, conversation: Conversation) -> float:
             return 1.0

@@ -1,4 +1,4 @@
-"""Two ranks on the CPU that run recipes, one after another: `two_ranks` starts them as a process of its own.
+"""Two ranks on the CPU that run recipes one after another; `two_ranks` starts them as a separate process.
 
 That process has imported everything and becomes both ranks by forking, before torch has computed anything.
 """
@@ -52,7 +52,7 @@ def two_ranks(jobs: Sequence[Job], folder: Path) -> None:
 
 
 def both(words: Sequence[tuple[str, str]]) -> int:
-    """Become two ranks; the first exit code that is not 0."""
+    """Become two ranks; returns the first nonzero exit code."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -61,12 +61,12 @@ def both(words: Sequence[tuple[str, str]]) -> int:
         if not os.fork():
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             _run_and_leave(words)
-    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)]  # whichever ends first is then gone
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)]  # whichever ends first is gone then
     return next((code for code in codes if code), 0)
 
 
 def _run_and_leave(words: Sequence[tuple[str, str]]) -> NoReturn:
-    """Without taking the interpreter apart, which takes longer than the runs."""
+    """Exit without tearing down the interpreter, which takes longer than the runs."""
     code = 1
     try:
         run(words)
@@ -91,7 +91,7 @@ def run(words: Sequence[tuple[str, str]]) -> None:
 
 
 def begin(recipe: Recipe, word: str) -> RunFolder:
-    """The folder of a run as a job's word says."""
+    """The folder of a run as its job says."""
     if word in ("new", "fails"):
         return RunFolder.create(recipe)
     path = Path(str(recipe.run_dir))

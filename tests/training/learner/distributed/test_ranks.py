@@ -1,4 +1,4 @@
-"""Ranks in one process: who does what, what is handed over, how they agree to stop, a sharded optimizer."""
+"""Ranks in one process: how work is divided, exchanged and stopped, and the sharded optimizer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIZES = st.lists(st.integers(0, 50), max_size=30)
 
 
 class ByStore:
-    """torch.distributed's collectives, by what ranks hand over."""
+    """torch.distributed's collectives, implemented with the store."""
 
     def __init__(self, ranks: Callable[[], ProcessGroup]) -> None:
         self.ranks = ranks
@@ -70,7 +70,7 @@ class ByStore:
 
 
 def on_ranks(size: int, work: Callable[[ProcessGroup], T]) -> list[T]:
-    """Work done by so many ranks, each a thread."""
+    """Run a function on this many ranks, each in a thread."""
     store = torch.distributed.HashStore()
 
     def one(rank: int) -> T:
@@ -104,13 +104,13 @@ def test_sequences_are_cut_into_runs_of_about_the_same_size(sizes: Sequence[int]
 
 
 @given(SIZES, st.integers(1, 9))
-def test_parameters_are_assigned_so_that_no_rank_has_much_more(sizes: Sequence[int], ranks: int) -> None:
+def test_parameters_are_assigned_evenly_to_ranks(sizes: Sequence[int], ranks: int) -> None:
     owners = assign(sizes, ranks)
     load = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(ranks)]
     assert sum(load) == sum(sizes) and max(load) - min(load) <= max(sizes, default=0)
 
 
-def test_counters_of_ranks_add_up_to_those_of_the_whole() -> None:
+def test_counters_of_ranks_add_up_to_the_total() -> None:
     before = {"user": {"calls": 10, "failed": {"timeout": 1}}}
     one = {"user": {"calls": 13, "failed": {"timeout": 1, "busy": 2}}}
     two = {"user": {"calls": 15, "failed": {"timeout": 2}}, "judge": {"calls": 4}}
@@ -121,7 +121,7 @@ def test_counters_of_ranks_add_up_to_those_of_the_whole() -> None:
     assert add_counts({}, [one]) == one
 
 
-def test_a_manager_that_is_told_the_whole_count_counts_on_from_there() -> None:
+def test_a_manager_that_receives_the_total_continues_counting_from_it() -> None:
     pool = PoolManager()
     pool._workers = type("Busy", (), {"stats": {"items": 3, "timeouts": 1}})()  # type: ignore[assignment]
     pool.restore({"items": 10.0, "timeouts": 1.0})
@@ -129,7 +129,7 @@ def test_a_manager_that_is_told_the_whole_count_counts_on_from_there() -> None:
 
 
 def test_limits_of_every_endpoint_are_shared_among_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of models that only a map of classmates names as well."""
+    """Including those of models that only a map of classmates names."""
     services = SimpleNamespace(
         models={
             "judge": connect({"url": "http://x/v1", "model": "m", "concurrency": 9, "requests_per_minute": 60}),
@@ -155,13 +155,13 @@ def test_limits_of_every_endpoint_are_shared_among_ranks(tmp_path: Path, monkeyp
     assert services.models["judge"].limits._requests.rate == 0.5
 
 
-def test_a_dry_run_says_how_many_ranks_there_are_and_who_would_idle(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_number_of_ranks_and_which_would_be_idle(tmp_path: Path) -> None:
     assert "ranks " not in plan(recipe(tmp_path))
     assert "2 processes, an engine each for up to 2 of a step's prompts" in plan(recipe(tmp_path), ranks=2)
     assert "1 of them play nothing" in plan(recipe(tmp_path), ranks=4)
 
 
-def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
+def test_a_rank_other_than_the_first_writes_nothing(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, read_only=True)
     with folder.lock(print):
         folder.append_metrics("rl", 1, {"x": 1})
@@ -187,7 +187,7 @@ def test_a_rank_that_looks_on_writes_nothing(tmp_path: Path) -> None:
 # What is handed over
 
 
-def test_everything_given_for_a_topic_reaches_all_in_order_also_when_it_is_large() -> None:
+def test_everything_sent_under_a_topic_reaches_all_in_order_even_if_large() -> None:
     def work(ranks: ProcessGroup) -> tuple[Any, Any, Any]:
         large = ranks.all_gather_object("large", bytes([ranks.rank]) * (PIECE + 10))
         again = ranks.all_gather_object("large", ranks.rank)
@@ -196,7 +196,7 @@ def test_everything_given_for_a_topic_reaches_all_in_order_also_when_it_is_large
     assert on_ranks(3, work) == [([(PIECE + 10, rank) for rank in range(3)], [0, 1, 2], 0)] * 3
 
 
-def test_what_was_handed_over_is_cleared_from_the_store() -> None:
+def test_exchanged_data_is_removed_from_the_store() -> None:
     def work(ranks: ProcessGroup) -> Any:
         before = ranks.store.num_keys()
         ranks.all_gather_object("x", "y")
@@ -207,7 +207,7 @@ def test_what_was_handed_over_is_cleared_from_the_store() -> None:
     assert found[0][1].store.num_keys() <= 1, "but for what was cleared last"
 
 
-def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() -> None:
+def test_a_reply_is_sent_without_its_connections_but_with_its_counters() -> None:
     conversation = Conversation(Row("a", (Message("user", "hi"),)), seed=3, key="a#1")
     conversation.session = {"metrics": {"turns": 2}, "connection": threading.Lock()}
     conversation.ended = "done"
@@ -217,7 +217,7 @@ def test_a_reply_is_handed_over_without_its_connections_but_with_its_counts() ->
     assert there.conversation.rng.random() == conversation.rng.random()
 
 
-def test_what_cannot_be_handed_over_is_named() -> None:
+def test_objects_that_cannot_be_sent_are_named() -> None:
     conversation = Conversation(Row("a", (), goal=threading.Lock()))
     with pytest.raises(UserError, match=r"cannot be sent to the other ranks: .*lock.*plain data"):
         dumps([Rollout(conversation)])
@@ -245,7 +245,7 @@ def test_ranks_never_spend_more_calls_than_their_budget() -> None:
 # When to stop
 
 
-def test_a_wish_to_stop_is_granted_before_the_same_update_on_all_ranks() -> None:
+def test_a_request_to_stop_takes_effect_before_the_same_update_on_all_ranks() -> None:
     def work(ranks: ProcessGroup) -> tuple[int, int, bool]:
         done = 0
         try:
@@ -287,7 +287,7 @@ def test_a_rank_that_fails_inside_an_update_has_nothing_to_save(monkeypatch: pyt
     assert on_ranks(2, work) == [False, False]
 
 
-def test_whoever_waits_for_a_rank_that_is_gone_is_told_which() -> None:
+def test_a_rank_that_waits_for_a_dead_one_names_it() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
@@ -319,7 +319,7 @@ def adam(some: Sequence[torch.nn.Parameter]) -> MasterAdamW:
 
 
 def gradients(step: int, chunk: int) -> list[torch.Tensor | None]:
-    """Of one micro-batch; the fourth parameter never has any, the second only in one."""
+    """Gradients of one micro-batch; the fourth parameter never has any, the second only in one."""
     found: list[torch.Tensor | None] = [*noise(100 * step + chunk + 1)]
     found[3] = None
     if chunk:
@@ -396,7 +396,7 @@ def test_a_sharded_optimizer_steps_clips_and_saves_as_one_does(dtype: torch.dtyp
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 4))
-def test_a_state_saved_by_any_number_of_ranks_is_taken_apart_by_any_other(
+def test_a_state_saved_by_any_number_of_ranks_loads_on_any_other_number(
     sizes: list[int], before: int, after: int
 ) -> None:
     state = {
@@ -426,7 +426,7 @@ def test_a_process_that_torchrun_did_not_start_is_alone() -> None:
         ({"LOCAL_WORLD_SIZE": "4"}, "cuda:1", "model.device is 'cuda:1', but each rank takes a GPU of its own"),
     ],
 )
-def test_what_cannot_be_several_ranks_is_refused(
+def test_settings_that_exclude_several_ranks_are_refused(
     more: dict[str, str], device: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1", **more}.items():
@@ -436,7 +436,7 @@ def test_what_cannot_be_several_ranks_is_refused(
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "1"), ("4,7", "7"), ("4", ""), ("", "")])
-def test_a_rank_sees_the_gpu_of_its_number_alone(
+def test_a_rank_sees_only_the_gpu_of_its_number(
     before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from upshot.training.learner.distributed.process_group import _take_gpu

@@ -1,4 +1,4 @@
-"""`torchrun … -m upshot train` as a user starts it, and what ends it; it takes a quarter of a minute to start."""
+"""`torchrun … -m upshot train` as a user starts it, and how it ends; it takes a quarter of a minute to start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DE
 
 @contextmanager
 def torchrun(*words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """The command on two ranks, on the CPU; killed with all that it started."""
+    """The command on two ranks, on the CPU; killed with all its processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     started = subprocess.Popen(
         [*command, "-m", "upshot", "train", *words],
@@ -69,12 +69,12 @@ def children(pid: int) -> list[int]:
 
 
 def after_steps(folder: Path, steps: int) -> None:
-    """Return when so many steps have their line."""
+    """Return when this many steps have their line."""
     wait_until(lambda: (folder / "metrics.jsonl").is_file() and len(metrics(folder)) >= steps, 120)
 
 
 def begin(folder: Path, **settings: Any) -> str:
-    """The file of a recipe that lasts."""
+    """The file of a recipe for a long run."""
     made = recipe(folder, warm=False, **{"steps": 100_000, "save": {"every": 0}, "more": reward("Lottery"), **settings})
     file = folder.with_suffix(".yaml")
     file.write_text(dump_recipe(made))
@@ -87,7 +87,7 @@ def state(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "method"), [(signal.SIGTERM, "rl"), (signal.SIGINT, "sft")])
-def test_a_signal_saves_the_same_step_on_all_ranks_and_the_run_goes_on(
+def test_a_signal_saves_the_same_step_on_all_ranks_and_the_run_resumes(
     number: int, method: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -109,7 +109,7 @@ def test_a_signal_saves_the_same_step_on_all_ranks_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize(("lost", "start"), [(0, torchrun), (1, forked)], ids=["first", "second, forked"])
-def test_a_rank_that_is_killed_ends_all_at_once_with_the_reason_and_the_last_checkpoint_is_whole(
+def test_a_killed_rank_ends_all_at_once_with_the_reason_and_the_last_checkpoint_is_complete(
     lost: int, start: Callable[[str], AbstractContextManager[Any]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -128,7 +128,7 @@ def test_a_rank_that_is_killed_ends_all_at_once_with_the_reason_and_the_last_che
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "saved"), [("play", True), ("learn", False)])
-def test_an_error_on_one_rank_ends_all_with_its_reason(where: str, saved: bool, tmp_path: Path) -> None:
+def test_an_error_on_one_rank_ends_all_ranks_with_its_reason(where: str, saved: bool, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     file = begin(folder, more=reward("BreaksOnOneRank"), save={"every": 2})
     with torchrun(file, UPSHOT_TEST_BREAKS=where) as agent:
@@ -142,9 +142,9 @@ def test_an_error_on_one_rank_ends_all_with_its_reason(where: str, saved: bool, 
 
 
 @pytest.mark.slow
-def test_a_dry_run_and_a_fault_in_a_recipe_are_told_once(tmp_path: Path) -> None:
+def test_a_dry_run_and_a_mistake_in_a_recipe_are_printed_once(tmp_path: Path) -> None:
     file = begin(tmp_path / "run")
-    with torchrun(file, "--dry-run", "--trust") as agent:  # its metric is code of its own
+    with torchrun(file, "--dry-run", "--trust") as agent:  # its metric is the user's own code
         told, _ = agent.communicate()
     assert agent.returncode == 0 and told.count("ranks      2 processes") == 1
     (tmp_path / "run").mkdir()

@@ -1,7 +1,7 @@
-"""Two processes on the CPU train as one does: the same replies, and losses that differ by rounding.
+"""Two processes on the CPU train like one: the same replies, and losses that differ only by rounding.
 
-In float32 sums of gradients come in another order, which Adam's first steps, by the sign of a gradient, make larger:
-losses, norms and rewards are compared to 1e-4 of their size, resumed runs exactly.
+In float32, sums of gradients are added in a different order, which Adam's first steps, based on the sign of a gradient,
+amplify. So losses, norms and rewards are compared to 1e-4 of their size, resumed runs exactly.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SMALL: dict[str, Any] = {
     "optimizer": {"grad_clip": 0.05},
     "lr": 3e-4,
 }
-"""Several micro-batches a rank, not as many on each, and a gradient that is always clipped."""
+"""Several micro-batches per rank, not equally many on each, and a gradient that is always clipped."""
 
 
 def recipes(folder: Path, pairs: str) -> dict[str, Recipe]:
-    """Every method, full and with adapters, with all that needs numbers of the whole step."""
+    """Every method, with all weights and with adapters, and everything that needs totals over the step."""
     evaluated = {"eval": {"every": 2, "rows": 5, "temperature": 1.0, "samples": 2}}
     whole_step = {"advantage": {"name": "reinforce++"}, "kl": 0.05, "minibatches": 2, "importance": "truncate"}
     return {
@@ -68,7 +68,7 @@ def resumable(folder: Path) -> Recipe:
 
 
 def jobs_beside_one(place: Path, names: Sequence[str]) -> list[Job]:
-    """These recipes for two ranks, under `two`; a run of one rank of each is made under `alone`."""
+    """These recipes on two ranks, under `two`; a run of one rank for each is made under `alone`."""
     pairs = place / "pairs.jsonl"
     pairs.write_text("\n".join(map(json.dumps, PAIRS)))
     one, two = (recipes(place / who, str(pairs)) for who in ("alone", "two"))
@@ -107,13 +107,13 @@ def close(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_ranks_write_the_lines_of_one(name: str, place: Path) -> None:
+def test_two_ranks_write_the_same_lines_as_one(name: str, place: Path) -> None:
     same_lines(place, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FURTHER)
-def test_two_ranks_train_as_one_by_further_methods(name: str, more: Path) -> None:
+def test_two_ranks_train_like_one_by_further_methods(name: str, more: Path) -> None:
     same_lines(more, name)
     same_replies(more, name)
 
@@ -128,7 +128,7 @@ def same_lines(place: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rl", "asked", "ppo"])
-def test_two_ranks_play_the_replies_of_one(name: str, place: Path) -> None:
+def test_two_ranks_play_the_same_replies_as_one(name: str, place: Path) -> None:
     same_replies(place, name)
 
 
@@ -143,7 +143,7 @@ def same_replies(place: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rl", "ppo", "dpo"])
-def test_the_checkpoint_of_two_ranks_is_that_of_one(name: str, place: Path) -> None:
+def test_the_checkpoint_of_two_ranks_equals_that_of_one(name: str, place: Path) -> None:
     one, two = (_saved(place / who / name) for who in ("alone", "two"))
     assert one["steps"] == two["steps"]
     assert one["optimizer"]["shapes"] == two["optimizer"]["shapes"]
@@ -154,17 +154,17 @@ def test_the_checkpoint_of_two_ranks_is_that_of_one(name: str, place: Path) -> N
             assert torch.allclose(value, moments[1][number][key], rtol=1e-3, atol=1e-5), (number, key)
 
 
-def test_a_run_of_one_rank_goes_on_with_two(place: Path) -> None:
+def test_a_run_of_one_rank_resumes_on_two(place: Path) -> None:
     train(recipe(place / "moved-straight", warm=False, more=REWARD, **SMALL))
     for left, right in zip(metrics(place / "moved-straight"), metrics(place / "moved"), strict=True):
         assert close(left, right)
 
 
-def test_a_run_of_two_ranks_goes_on_exactly_with_two(place: Path) -> None:
+def test_a_run_of_two_ranks_resumes_exactly_on_two(place: Path) -> None:
     assert metrics(place / "again") == metrics(place / "straight"), "each rank's dropout included"
 
 
-def test_a_run_of_two_ranks_goes_on_with_one(place: Path) -> None:
+def test_a_run_of_two_ranks_resumes_on_one(place: Path) -> None:
     shutil.copytree(place / "two" / "asked", place / "back")
     folder = RunFolder.open(place / "back")
     longer = recipe(
@@ -180,7 +180,7 @@ def test_a_run_of_two_ranks_goes_on_with_one(place: Path) -> None:
         assert close(left, right)
 
 
-def test_a_budget_is_spent_by_all_ranks_together_and_ends_a_run_that_can_go_on(place: Path) -> None:
+def test_ranks_share_one_budget_and_a_run_that_spent_it_can_resume(place: Path) -> None:
     folder = RunFolder.open(place / "spent")
     assert folder.spent()["calls"] == BUDGET
     told = json.loads((folder.path / "status.json").read_text())
