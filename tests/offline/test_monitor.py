@@ -187,7 +187,7 @@ def test_scores_of_nobody_known_are_measured_both_ways(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "holds no rows"),
+        ([], "has no rows"),
         ([{"question": "?", "response": "plain", "score": 1}], "no thoughts found in"),
         ([{"question": "?", "thought": "x", "score": 7}], "row 1: the score is 7; a monitor predicts scores from 0"),
         ([{"thought": "x", "score": 1}], "row 1: a row with the columns thought, score has no prompt"),
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_used_is_one_clear_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "is neither a run folder nor a file" in refused(capsys, str(tmp_path / "nope"))
-    assert "holds no rollouts.jsonl" in refused(capsys, str(tmp_path))
+    assert "has no rollouts.jsonl" in refused(capsys, str(tmp_path))
     assert "no replies of task 'gsm8'; did you mean 'gsm8k'?" in refused(capsys, str(run), "--task", "gsm8")
     rows_file(run / "rollouts.jsonl", line(1, "gsm8k", None, Score(1.0)))
     assert "no thoughts found in" in refused(capsys, str(run))

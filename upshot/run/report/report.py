@@ -192,7 +192,7 @@ class ShownRuns:
         self.look()
         if not self.runs:
             raise UserError(
-                f"'{self.roots[0]}' is not a run folder: it holds none of metrics.jsonl, rollouts.jsonl, recipe.yaml, "
+                f"'{self.roots[0]}' is not a run folder: it has none of metrics.jsonl, rollouts.jsonl, recipe.yaml, "
                 "status.json"
             )
 
