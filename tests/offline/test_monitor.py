@@ -138,7 +138,7 @@ def test_lines_of_an_earlier_version_are_one_clear_line(run: Path, capsys: pytes
     file = run / "monitor.jsonl"
     lines = [json.loads(text) for text in file.read_text().splitlines()]
     file.write_text("".join(json.dumps({k: v for k, v in one.items() if k != "verdict"}) + "\n" for one in lines))
-    assert "was begun by an earlier version" in refused(capsys, str(run))
+    assert "was started by an earlier version" in refused(capsys, str(run))
 
 
 def test_an_empty_budget_stops_it_and_what_was_seen_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

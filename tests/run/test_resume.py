@@ -40,7 +40,7 @@ def test_an_empty_budget_is_raised_and_a_finished_run_made_longer_by_command(
 def test_what_may_not_change_is_refused_with_the_reason_and_what_may(tmp_path: Path) -> None:
     folder = RunFolder.create(recipe(tmp_path / "run"))
     for override in ("train.lr=1", "seed=3", "task.rows_per_split=5", "reward.metrics.verifier.weight=2"):
-        with pytest.raises(UserError, match=r"cannot change .*the rest would be another run.*train\.steps") as raised:
+        with pytest.raises(UserError, match=r"cannot change .*the rest would not match them.*train\.steps") as raised:
             resumed_recipe(folder, [override])
         assert override.partition("=")[0].rpartition(".")[2] in str(raised.value)
     free = ["train.steps=9", "eval.every=2", "trackers=[tensorboard]", "reward.max_missing=1", "models.judge=policy"]

@@ -165,7 +165,7 @@ def describe_damage(error: BaseException) -> str:
     """What is wrong with a file of weights, without torch's advice (which includes running the code in it)."""
     line = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, pickle.UnpicklingError | EOFError) or "PytorchStreamReader" in line:
-        return "a file of weights is cut off, damaged, or holds more than tensors, which is never loaded"
+        return "a file of weights is cut off, damaged, or contains more than tensors, which is never loaded"
     return f"{type(error).__name__} {line}" if isinstance(error, KeyError) else line or type(error).__name__
 
 

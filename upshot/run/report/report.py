@@ -260,7 +260,7 @@ def _embed_replies(run: ShownRun, budget: int, notes: list[str]) -> dict[str, An
     steps = [entry[0] for entry in index.entries(chosen)]
     if len(chosen) < len(index):
         notes.append(
-            f"{run.name}/rollouts.jsonl: this file holds {len(chosen):,} of {len(index):,} replies, "
+            f"{run.name}/rollouts.jsonl: this file has {len(chosen):,} of {len(index):,} replies, "
             f"from {len(set(steps)):,} of {index.steps():,} steps "
             "(first, last and evenly spaced; within a step the first prompt groups). `upshot view` shows all."
         )
