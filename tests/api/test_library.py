@@ -207,5 +207,5 @@ def test_exporting_a_run_that_never_learned_says_so(tmp_path: Path) -> None:
     from upshot.run.export import export
 
     folder = upshot.runs.RunFolder.create(upshot.load("quickstart", run_dir=str(tmp_path / "run")))
-    with pytest.raises(upshot.UserError, match="it never came to a step"):
+    with pytest.raises(upshot.UserError, match="it finished no step"):
         export(folder)

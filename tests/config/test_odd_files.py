@@ -35,7 +35,7 @@ def test_a_table_that_is_not_utf8_says_so(ending: str, tmp_path: Path) -> None:
 def test_an_empty_table_says_so(ending: str, tmp_path: Path) -> None:
     file = tmp_path / f"rows{ending}"
     file.touch()
-    with pytest.raises(UserError, match="is empty: it holds no rows"):
+    with pytest.raises(UserError, match="is empty: it has no rows"):
         read_table(file)
 
 
@@ -57,7 +57,7 @@ def test_other_text_files_of_the_user_are_read_as_utf8_too(tmp_path: Path) -> No
 def test_nothing_to_learn_from_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "sft.jsonl"
     file.write_text("\n\n")
-    with pytest.raises(UserError, match=r"train.data '.*sft.jsonl' holds no rows"):
+    with pytest.raises(UserError, match=r"train.data '.*sft.jsonl' has no rows"):
         read_dialogues(str(file))
 
 
@@ -65,7 +65,7 @@ def test_score_refuses_a_file_without_rows(tmp_path: Path, capsys: pytest.Captur
     file = tmp_path / "talks.jsonl"
     file.write_text("\n")
     assert main(["score", str(file), "--metric", "token_amount"]) == 2
-    assert "holds no rows" in capsys.readouterr().err
+    assert "has no rows" in capsys.readouterr().err
 
 
 PREPARED = [

@@ -83,7 +83,7 @@ def test_while_it_is_slow_the_role_the_model_and_the_setting_are_named(caplog: p
             return model.name
 
     name = asyncio.run(go())
-    assert f"waiting for the judge ({name}): 1 calls under way" in caplog.text
+    assert f"waiting for the judge ({name}): 1 calls in progress" in caplog.text
 
 
 def test_a_resumed_run_does_not_report_what_failed_in_the_process_before() -> None:
@@ -96,5 +96,5 @@ def test_a_resumed_run_does_not_report_what_failed_in_the_process_before() -> No
     assert describe_waits([alive], before) == ""
     alive.role("judge").retries["timeout"] += 1
     assert describe_waits([alive], before) == (
-        "judge: 0 calls under way, tried again or failed: timeout 1; raise models.judge.timeout_s"
+        "judge: 0 calls in progress, retried or failed: timeout 1; raise models.judge.timeout_s"
     )

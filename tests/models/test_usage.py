@@ -52,7 +52,7 @@ def test_calls_in_flight_queued_slow_and_retried_are_reported_as_they_happen(cap
 
     model = asyncio.run(go())
     first, *others = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
-    told = "2 calls under way, 3 queued, the slowest for 0 s, tried again or failed: timeout 2"
+    told = "2 calls in progress, 3 queued, the slowest for 0 s, retried or failed: timeout 2"
     assert first == f"waiting for scripted:ok: {told}; raise timeout_s (120 s), or lower concurrency (2)"
     assert others and all("tried again" not in line for line in others), "what was said is not said again"
     assert (model.meter.under_way, model.meter.queued, model.meter.slowest) == (0, 0, 0.0)
@@ -93,7 +93,7 @@ def test_every_verb_that_starts_services_reports_slow_endpoints(
         assert len(asyncio.all_tasks()) == 1, "the watch ends with the services"
 
     asyncio.run(go())
-    assert "waiting for scripted:ok: 1 calls under way" in caplog.text
+    assert "waiting for scripted:ok: 1 calls in progress" in caplog.text
 
 
 def test_roles_that_share_an_endpoint_are_counted_separately() -> None:

@@ -136,7 +136,7 @@ def test_lines_of_an_earlier_version_are_one_clear_line(run: Path, capsys: pytes
     file = run / "monitor.jsonl"
     lines = [json.loads(text) for text in file.read_text().splitlines()]
     file.write_text("".join(json.dumps({k: v for k, v in one.items() if k != "verdict"}) + "\n" for one in lines))
-    assert "was begun by an earlier version" in refused(capsys, str(run))
+    assert "was started by an earlier version" in refused(capsys, str(run))
 
 
 def test_an_empty_budget_stops_it_and_results_are_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_scores_of_an_unknown_source_are_measured_as_binary_and_graded(
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "holds no rows"),
+        ([], "has no rows"),
         ([{"question": "?", "response": "plain", "score": 1}], "no thoughts found in"),
         ([{"question": "?", "thought": "x", "score": 7}], "row 1: the score is 7; a monitor predicts scores from 0"),
         ([{"thought": "x", "score": 1}], "row 1: a row with the columns thought, score has no prompt"),
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_used_is_one_clear_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "is neither a run folder nor a file" in refused(capsys, str(tmp_path / "nope"))
-    assert "holds no rollouts.jsonl" in refused(capsys, str(tmp_path))
+    assert "has no rollouts.jsonl" in refused(capsys, str(tmp_path))
     assert "no replies of task 'gsm8'; did you mean 'gsm8k'?" in refused(capsys, str(run), "--task", "gsm8")
     rows_file(run / "rollouts.jsonl", line(1, "gsm8k", None, Score(1.0)))
     assert "no thoughts found in" in refused(capsys, str(run))

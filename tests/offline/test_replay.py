@@ -97,7 +97,7 @@ def test_a_changed_reward_is_shown_beside_the_old_one(run: Path, capsys: pytest.
 
 
 def test_a_step_that_was_not_kept_is_named(run: Path) -> None:
-    with pytest.raises(UserError, match="holds no replies of step 9; it has steps 1 to 2"):
+    with pytest.raises(UserError, match="has no replies of step 9; it has steps 1 to 2"):
         lines_of(RunFolder(run), 9)
 
 

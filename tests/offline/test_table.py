@@ -161,7 +161,7 @@ def test_a_log_of_an_earlier_version_is_one_clear_line(file: str, key: str, tmp_
     assert evaluate(out, *task, models="base={0}:policy") == 0
     lines = [json.loads(line) for line in (out / file).read_text().splitlines()]
     (out / file).write_text("".join(json.dumps({k: v for k, v in line.items() if k != key}) + "\n" for line in lines))
-    with pytest.raises(UserError, match=f"{file}' was begun by an earlier version .* has no '{key}'.*another --out"):
+    with pytest.raises(UserError, match=f"{file}' was started by an earlier version .* has no '{key}'.*another --out"):
         evaluate(out, *task, models="base={0}:policy,other={0}:policy")
 
 

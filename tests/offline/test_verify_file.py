@@ -169,7 +169,7 @@ def test_mistakes_are_reported_before_any_work(arguments: list[str], message: st
 def test_files_without_rows_or_responses_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file"):
         run(str(tmp_path / "none.jsonl"), "--task", "gsm8k")
-    with pytest.raises(UserError, match="holds no rows"):
+    with pytest.raises(UserError, match="has no rows"):
         run(rows_file(tmp_path / "empty.jsonl", []), "--task", "gsm8k")
     with pytest.raises(UserError, match="row 1 has no 'response'"):
         run(rows_file(tmp_path / "x.jsonl", [{"answer": "1"}]), "--task", "gsm8k")

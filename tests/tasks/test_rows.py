@@ -155,7 +155,7 @@ def test_names_and_options_are_checked() -> None:
         tasks.create("gsmk8")
     with pytest.raises(UserError, match="unknown option 'mod'"):
         tasks.create("gsm8k", {"mod": "strict"})
-    with pytest.raises(UserError, match="one of 'rubric'"):
+    with pytest.raises(UserError, match="either 'rubric'"):
         tasks.create("judged", {"file": "x"})
     with pytest.raises(UserError, match="unknown tool 'calculater'"):
         tasks.create("tools", {"tools": ["calculater"]})

@@ -142,7 +142,7 @@ def test_given_advantages_stay_and_estimated_ones_are_estimated_again() -> None:
     for number, group in enumerate(played):
         for reply in group:
             reply.advantages = [0.5] * len(reply.credit.spans)  # type: ignore[union-attr]
-        with nullcontext() if number else pytest.raises(UserError, match="others none"):
+        with nullcontext() if number else pytest.raises(UserError, match="others have none"):
             trainer.forward_backward(played)
     assert all(set(reply.advantages) == {0.5} for reply in played[0])
     with pytest.raises(UserError, match=r"train.kl.where=reward"):

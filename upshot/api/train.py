@@ -179,7 +179,7 @@ def _with_data(recipe: Recipe, data: Data, folder: Path) -> Recipe:
 def _records(data: Iterable[Any]) -> list[Mapping[str, Any]]:
     records = list(data)
     if not records:
-        raise UserError("data holds no rows")
+        raise UserError("data has no rows")
     for number, record in enumerate(records):
         if not isinstance(record, Mapping):
             raise UserError(f"data[{number}] is {record!r:.80} ({type(record).__name__}): a row is a mapping")

@@ -20,7 +20,7 @@ WITH_RECIPE = ("train", "rollout", "eval", "sweep", "show", "diff")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("shell", choices=[*SHELLS, "words"], help="your shell; words: what the scripts call")
+    parser.add_argument("shell", choices=[*SHELLS, "words"], help="your shell; words: for the scripts themselves")
     parser.add_argument("line", nargs="*", default=[], help=argparse.SUPPRESS)
 
 

@@ -31,7 +31,7 @@ NEXT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("kind", choices=sorted(FILES), help="what to begin")
+    parser.add_argument("kind", choices=sorted(FILES), help="what to start")
     parser.add_argument("name", help="its name, such as my_task; the file is NAME.py or NAME.yaml")
     parser.add_argument("--dir", default=".", help="folder to write into (default: the current one)")
 

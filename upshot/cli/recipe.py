@@ -113,7 +113,7 @@ def run_diff(args: argparse.Namespace) -> int:
 
 
 def run_import(args: argparse.Namespace) -> int:
-    """Print or write the recipe; list on stderr what was not carried over."""
+    """Print or write the recipe; list on stderr what was not imported."""
     import sys
     from pathlib import Path
 
@@ -143,7 +143,7 @@ def run_import(args: argparse.Namespace) -> int:
     else:
         print(text, end="")
     for key, value, why in carried.left:
-        print(f"not carried: {key}={value}: {why}", file=sys.stderr)
+        print(f"not imported: {key}={value}: {why}", file=sys.stderr)
     if args.out:
-        print(f"{args.out}: {len(carried.left)} settings not carried; {look} {args.out}")
+        print(f"{args.out}: {len(carried.left)} settings not imported; {look} {args.out}")
     return 0

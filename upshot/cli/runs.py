@@ -126,7 +126,7 @@ def _run_folder(path: Path) -> RunFolder:
     from upshot.run.folder import RunFolder, is_shown
 
     if path.is_symlink() or not path.is_dir() or not is_shown(path):
-        lacks = "it holds none of recipe.yaml, metrics.jsonl, status.json"
+        lacks = "it has none of recipe.yaml, metrics.jsonl, status.json"
         raise UserError(f"'{path}' is not a run folder: {lacks}{suggest_neighbour(path)}")
     return RunFolder(path)
 

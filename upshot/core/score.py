@@ -102,7 +102,7 @@ class Reason(StrEnum):
 
     @property
     def cause(self) -> Cause:
-        """Who can cause it: the policy, unless its words cannot make a difference."""
+        """Who can cause it: the machine, the row, or in all other cases the policy."""
         if self in _BY_MACHINE:
             return Cause.MACHINE
         return Cause.ROW if self is Reason.BAD_ROW else Cause.POLICY
@@ -184,7 +184,7 @@ class Score:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Score:
-        """What `to_dict` wrote."""
+        """Read what `to_dict` wrote."""
         return cls(data.get("value"), data.get("missing"), data.get("detail") or {})
 
     def to_dict(self) -> dict[str, Any]:

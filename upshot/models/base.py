@@ -124,7 +124,7 @@ class Model(Helper, ABC):
         return 0
 
     async def logprobs(self, prompt: Sequence[int], given: Sequence[int], role: str = "") -> tuple[float, ...]:
-        """log p of each `given` id after `prompt` and those before it, at temperature 1; `UserError` if it cannot."""
+        """Log-probability of each `given` id after all ids before it, at temperature 1; `UserError` if it cannot."""
         if not self.abilities.scores:
             raise UserError(
                 f"model '{self.name}' does not report the log-probabilities of given ids; a model in this process "

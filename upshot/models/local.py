@@ -127,7 +127,7 @@ def pick_dtype(name: str, device: str) -> Any:
 
 
 def load_local(name: str, dtype: str = "auto", device: str = "auto", four_bits: bool = False) -> tuple[Any, Any]:
-    """(module, tokenizer) of a folder, hub name or `smollm2-135m`: float32 on the CPU, bfloat16 on a GPU.
+    """(module, tokenizer) of a folder, hub name or `smollm2-135m`; auto: bfloat16 where a GPU computes with it.
 
     Many CPUs have no bfloat16 arithmetic and take hundreds of times as long with it, so auto never picks it there.
     `four_bits`: the projections are in 4 bits (NF4, scales quantized too); embedding, head and norms are not.
@@ -165,7 +165,7 @@ def describe_damage(error: BaseException) -> str:
     """What is wrong with a file of weights, without torch's advice (which includes running the code in it)."""
     line = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, pickle.UnpicklingError | EOFError) or "PytorchStreamReader" in line:
-        return "a file of weights is cut off, damaged, or holds more than tensors, which is never loaded"
+        return "a file of weights is cut off, damaged, or contains more than tensors, which is never loaded"
     return f"{type(error).__name__} {line}" if isinstance(error, KeyError) else line or type(error).__name__
 
 

@@ -247,7 +247,7 @@ class Renderer:
                 shorter = self._apply([*opening, *talk[:cut]], (), generation=True) + talk[cut].content
                 longer = self._apply([*opening, *talk[: cut + 2]], (), generation=True)
                 if not longer.startswith(shorter):
-                    why = f"it renders turn {cut} differently once the conversation goes on"
+                    why = f"it renders turn {cut} differently once the conversation continues"
                     return TemplateCheck(False, why, words)
         return TemplateCheck(True, "", words)
 

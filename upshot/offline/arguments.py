@@ -35,7 +35,7 @@ def read_rows(file: str, limit: int | None = None) -> list[Record]:
         raise UserError(f"'{file}' is a folder; name one file" if Path(file).is_dir() else f"no file '{file}'")
     rows = [rename_dumped(row) for row in read_table(Path(file))[:limit]]
     if not rows:
-        raise UserError(f"'{file}' holds no rows")
+        raise UserError(f"'{file}' has no rows")
     return rows
 
 

@@ -97,7 +97,7 @@ class Journal:
         for line in lines:
             if absent := next((key for key in keys if key not in line), None):
                 raise UserError(
-                    f"'{self.path}' was begun by an earlier version of Upshot ('{line[keys[0]]}' has no '{absent}') "
+                    f"'{self.path}' was started by an earlier version of Upshot ('{line[keys[0]]}' has no '{absent}') "
                     "and cannot be continued; choose another --out"
                 )
         return lines

@@ -102,7 +102,7 @@ def read_replies(args: argparse.Namespace, path: Path) -> list[MonitoredReply]:
     else:
         raise UserError(f"'{args.source}' is neither a run folder nor a file of rows with thoughts")
     if not replies:
-        raise UserError(f"'{path}' holds no replies")
+        raise UserError(f"'{path}' has no replies")
     if not any(one.case.thought.strip() for one in replies):
         raise UserError(
             f"no thoughts found in '{path}': none of its {len(replies)} replies has one (a run: episode.think names "
@@ -118,7 +118,7 @@ def read_replies(args: argparse.Namespace, path: Path) -> list[MonitoredReply]:
 def _read_run(path: Path, only: str | None, manager: Manager) -> list[MonitoredReply]:
     """The replies of a run's rollouts.jsonl, or only those of the task `only`."""
     if not (path / ROLLOUTS).is_file():
-        raise UserError(f"'{path}' holds no {ROLLOUTS}: it is not a run folder, or nothing has been played yet")
+        raise UserError(f"'{path}' has no {ROLLOUTS}: it is not a run folder, or nothing has been played yet")
     try:
         named = load_recipe(str(path / "recipe.yaml")).recipe.task
         task: Task | None = tasks.create(named.name, named.options, "task")

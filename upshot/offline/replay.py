@@ -126,7 +126,7 @@ def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
     if not replies:
         steps = sorted({line.get("step", 0) for line in lines})
         there = f"steps {steps[0]} to {steps[-1]}" if steps else "no replies"
-        raise UserError(f"'{folder.path / ROLLOUTS}' holds no replies of step {step}; it has {there}")
+        raise UserError(f"'{folder.path / ROLLOUTS}' has no replies of step {step}; it has {there}")
     return replies
 
 

@@ -135,7 +135,7 @@ def train_one(recipe: Recipe, path: Path, reporter: Reporter) -> RunFolder:
     if not folder.begun:
         return train(recipe, None, reporter)
     for key in differences(with_whole_paths(folder.recipe), with_whole_paths(recipe)):
-        raise UserError(f"'{path}' holds a run with another {key}; remove it, or choose another --out")
+        raise UserError(f"'{path}' has a run with a different {key}; remove it, or choose another --out")
     return folder if folder.status.get("state") == "finished" else train(folder.recipe, folder, reporter)
 
 

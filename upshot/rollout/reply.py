@@ -86,9 +86,9 @@ class Rollout:
     advantages: Sequence[float | None] = ()
     """One per credit span; None where the reply left the statistics."""
     siblings: list[list[Branch]] = field(default_factory=list)
-    """Credited along the tree: the branches of each fork below the reply that was drawn (`credit.forks`)."""
+    """With credit along the tree: the branches of each fork below the reply that `credit.forks` draws."""
     forks: int = 0
-    """How many forks there are below the reply, drawn or not."""
+    """How many forks there are below the reply, including those that `credit.forks` leaves out."""
     other_paths: list[Branch] = field(default_factory=list)
     """If a program played the episode: what the policy said in contexts other than the conversation's (edited,
     compacted, a second agent's). They are parts of the episode, and earn what it earns."""

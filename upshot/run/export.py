@@ -65,7 +65,7 @@ def find_checkpoint(folder: RunFolder, wanted: str = "") -> Checkpoint:
     saved = folder.checkpoints.saved()
     if not saved:
         state = folder.status.get("state", "not begun")
-        learned = f"it finished {len(folder.steps)} steps" if folder.steps else "it never came to a step"
+        learned = f"it finished {len(folder.steps)} steps" if folder.steps else "it finished no step"
         raise UserError(
             f"'{folder.path}' has no checkpoint to export: the run is {state} and {learned}; "
             f"continue it with `upshot train --resume {folder.path}` (train.save.every saves on the way)"

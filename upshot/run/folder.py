@@ -119,7 +119,7 @@ class RunFolder:
         return cls(path)
 
     def check_free(self) -> None:
-        """Refuse a folder that holds a run which has finished a step."""
+        """Refuse a folder whose run has begun."""
         if self.begun:
             raise UserError(
                 f"run folder '{self.path}' already holds a run; continue it with --resume {self.path}, "
@@ -128,7 +128,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a run in it reached a step, or its end."""
+        """Whether its run has logged a step, or has finished."""
         metrics = self.path / METRICS
         return (metrics.is_file() and metrics.stat().st_size > 0) or self.status.get("state") == "finished"
 
@@ -290,7 +290,7 @@ class RunFolder:
         self._write(self.path / ROLLOUTS, append_jsonl, replies)
 
     def write_index(self) -> None:
-        """Bring the index of rollouts.jsonl up to date: what a list of the replies shows."""
+        """Update the index of rollouts.jsonl, from which the page lists the replies."""
         if not self.read_only and (self.path / ROLLOUTS).is_file():
             index = ReplyIndex(self.path / ROLLOUTS, kept=True)
             with contextlib.suppress(sqlite3.Error):  # readers do without one that cannot be written

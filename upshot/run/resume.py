@@ -29,7 +29,7 @@ def resumed_recipe(folder: RunFolder, overrides: Sequence[str]) -> Recipe:
             start = f"model.path={newest.path}" if newest else "other settings"
             raise UserError(
                 f"--resume cannot change {key} ({old!r}, now {new!r}): the finished steps were made with the old "
-                f"value, and the rest would be another run. What may change: {', '.join(MAY_CHANGE)}. For anything "
-                f"else begin a new run, such as with {start}"
+                f"value, and the rest would not match them. What may change: {', '.join(MAY_CHANGE)}. For anything "
+                f"else, start a new run, such as with {start}"
             )
     return recipe

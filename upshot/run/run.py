@@ -298,8 +298,8 @@ class TrainingRun:
         self.saver.wait()
         latest, lower = self.folder.latest(), "with a lower train.lr or train.optimizer.grad_clip"
         if latest is None:
-            return f"nothing good was saved yet; begin anew {lower}"
-        return f"the last good checkpoint is {latest.path}; begin from it {lower}"
+            return f"no good checkpoint was saved yet; start again {lower}"
+        return f"the last good checkpoint is {latest.path}; start from it {lower}"
 
 
 def train(

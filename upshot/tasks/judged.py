@@ -28,7 +28,7 @@ class JudgedTask(VerifiedTask):
         """
         super().__init__(**rows)
         if bool(rubric) == bool(behaviour):
-            raise UserError("task 'judged' needs one of 'rubric' (a text or file) and 'behaviour'")
+            raise UserError("task 'judged' needs either 'rubric' (a text or file) or 'behaviour'")
         if behaviour and not is_behaviour(behaviour):
             raise UserError(f"task.behaviour '{behaviour}' compares with a reference; use its own task")
         self.verifier = behaviour or "judged"

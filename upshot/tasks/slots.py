@@ -72,7 +72,7 @@ class Customer(Participant):
 
 @tasks.register("slots")
 class SlotsTask(Task):
-    """Rows are openings; some of them are half-way conversations in which a question was just answered."""
+    """Rows are openings; some are conversations in progress, in which the user has just answered a question."""
 
     def __init__(
         self,

@@ -174,7 +174,7 @@ class PolicyModel(EngineModel, PolicySampler):
 
     def _copy(self, name: str) -> FrozenPolicy:
         if self.engine.settings.merge == "in place":
-            raise UserError(f"the copy 'policy@{name}' reads weights that the engine has merged its adapters into")
+            raise UserError(f"'policy@{name}' copies the policy's weights, but the engine merged adapters into them")
         self.copies[name] = FrozenPolicy(self, self.module, name)
         return self.copies[name]
 

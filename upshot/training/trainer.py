@@ -184,7 +184,7 @@ class Trainer:
         set_by_user = [reply for reply in credited if reply.advantages and id(reply.advantages) not in ours]
         if set_by_user and len(set_by_user) < len(credited):
             raise UserError(
-                "some replies have advantages of your own and others none: give them to all that have credit"
+                "some replies have advantages of your own and others have none; give one to every reply that has credit"
             )
         lesson = rl.prepare(self.learner, groups, estimate=not set_by_user)
         self._estimated = [] if set_by_user else [reply.advantages for reply in credited]
@@ -193,7 +193,7 @@ class Trainer:
     def _add_gradient(self, lesson: Lesson) -> dict[str, float]:
         if self.config.minibatches > 1:
             raise UserError(
-                f"train.minibatches is {self.config.minibatches}, and one gradient is added up here: learn(groups) "
+                f"train.minibatches is {self.config.minibatches}, but this adds to a single gradient; learn(groups) "
                 "takes that many optimizer steps"
             )
         objective = lesson.objective()

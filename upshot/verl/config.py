@@ -92,7 +92,7 @@ def compose(recipe: Recipe, place: ClusterPlace | None = None, more: Sequence[st
 def _other_engine(recipe: Recipe, engine: str) -> Iterator[MissingKey]:
     """The settings without a counterpart in engines other than FSDP: they have their own schedules."""
     if recipe.train.schedule.name != "constant" or recipe.train.schedule.warmup_steps:
-        why = f"how {engine} schedules is its own ({OPTIM}.lr_decay_style …): set a constant one without warm-up"
+        why = f"{engine} has its own schedules ({OPTIM}.lr_decay_style …): set a constant one without warm-up"
         yield MissingKey("train.schedule", recipe.train.schedule.model_dump(mode="json"), why, True)
     why = f"{engine} was never run; its checkpoints are verl's to merge (verl.model_merger), and not resumed here"
     yield MissingKey("model_engine", engine, why, False)

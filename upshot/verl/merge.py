@@ -50,7 +50,7 @@ def world_size(shards: Path) -> int:
     """The number of ranks that saved a folder of shards."""
     matches = [match for path in shards.glob("model_world_size_*.pt") if (match := SHARD.fullmatch(path.name))]
     if not matches:
-        raise UserError(f"'{shards}' holds no shards of FSDP (model_world_size_N_rank_M.pt)")
+        raise UserError(f"'{shards}' has no FSDP shards (model_world_size_N_rank_M.pt)")
     size = int(matches[0][1])
     missing = set(range(size)) - {int(match[2]) for match in matches}
     if missing:
@@ -97,7 +97,7 @@ def _join(mesh: torch.Tensor, placements: Sequence[Any], parts: Mapping[int, Any
     if here.is_replicate():
         return _join(mesh[0], inner, parts, name)
     if not here.is_shard() or type(here).__name__ != "Shard":
-        raise UserError(f"'{name}' is laid out as {here}, which is unknown here; merge it with verl's own model_merger")
+        raise UserError(f"'{name}' has an unsupported layout ({here}); merge it with verl's own model_merger")
     return torch.cat([_join(row, inner, parts, name) for row in mesh], dim=here.dim)
 
 

@@ -123,7 +123,7 @@ def test_the_verl_recipes_script_becomes_a_recipe(tmp_path: Path, capsys: pytest
     assert (train.epochs, train.save.every, recipe.eval.every) == (20, 0, 10)
     assert (recipe.futures.rounds, recipe.futures.samples) == (2, 3) and recipe.futures.user.name == "llm"
     assert recipe.models["judge"].model == recipe.models["user"].model == "openai/gpt-4o-mini"
-    assert "not carried: made.up=1: no counterpart is known" in told
+    assert "not imported: made.up=1: no counterpart is known" in told
     assert "fsdp_config.param_offload=True: each process holds the weights" in told
     assert "rollout.shiny=1: no counterpart is known" in told  # an unknown setting may change the result
     assert recipe.train.optimizer.weight_decay == 0.01  # verl's default
@@ -232,12 +232,8 @@ def test_a_script_that_builds_data_becomes_the_line_that_builds_it(
     assert (args.policy, args.user) == ("openai/gpt-4o", "http://host:1/v1#mine") and args.temperature == 0.8
     assert args.judge == "anthropic/claude-3-5-sonnet-latest" and args.rounds == 2
     assert args.metrics == "runnable code->pass_rate=1,token_amount=-0.0005"
-    assert (args.proactive_share, args.proactive, args.system_share) == (
-        0.5,
-        "json",
-        0,
-    )  # the original's defaults, not ours
-    assert args.push is None and "not carried: --hf_entity" in said.err
+    assert (args.proactive_share, args.proactive, args.system_share) == (0.5, "json", 0)  # the original's
+    assert args.push is None and "not imported: --hf_entity" in said.err
 
 
 def test_the_kl_in_the_reward_the_entropy_bonus_and_the_loss_are_carried_over() -> None:

@@ -173,7 +173,7 @@ def test_in_every_method_gradients_are_those_of_each_sequence_by_itself(family: 
 def test_a_state_beside_keys_and_values_is_read_padded_in_bfloat16_too_and_the_engine_refuses_it(family: str) -> None:
     module = build(family, torch.bfloat16)
     assert isinstance(chosen(module), PaddedForward)
-    with pytest.raises(UserError, match=f"the engine cannot drive {family}"):
+    with pytest.raises(UserError, match=f"the engine cannot run {family}"):
         Engine(module)
 
 

@@ -64,7 +64,7 @@ def test_a_judge_that_is_down_is_waited_for_and_ctrl_c_ends_the_run_with_its_hel
     with Judge(tmp_path, retries=12, backoff_s=0.5) as judge, under_way(tmp_path / "run", *judge.words) as run:
         run.until(lambda: run.steps >= 1)
         judge.down()
-        run.until(lambda: "tried again or failed: connection" in run.log)
+        run.until(lambda: "retried or failed: connection" in run.log)
         before = run.steps
         judge.up()
         run.until(lambda: run.steps >= before + 2)

@@ -34,14 +34,14 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     """
     _add_reading(parser)
     add = parser.add_argument
-    add("--out", required=True, metavar="DIR", help="folder for everything that is made")
+    add("--out", required=True, metavar="DIR", help="folder for all results")
     add("--model", metavar="MODEL", help="extracts goals, and plays the user without --fit-user: URL#name, folder …")
     add("--fit-user", action="store_true", help="fine-tune a model on what users said, how it ended, and the assistant")
     add("--base", default="smollm2-135m", metavar="MODEL", help="the model that --fit-user starts from, or 'tiny'")
     add("--steps", type=count, default=300, metavar="N", help="training steps of --fit-user (default 300)")
-    most = "make rows of at most N, evenly from all of them"
+    most = "make rows of at most N conversations, taken evenly from all"
     add("--conversations", type=count, default=20_000, metavar="N", help=most)
-    add("--context", type=count, default=2048, metavar="N", help="most tokens --fit-user's model sees (default 2048)")
+    add("--context", type=count, default=2048, metavar="N", help="tokens that --fit-user's model sees (default 2048)")
     add("--good-from", type=float, metavar="X", help="smallest good outcome (default: the middle of the range)")
     add("--held-out", type=float, default=0.1, metavar="SHARE", help="share of the customers held out (default 0.1)")
     add("--replies", type=count, default=200, metavar="N", help="held-out replies for validity (default 200)")

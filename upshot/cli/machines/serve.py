@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--any-name", action="store_true", help="answer whatever model a request names (default: 404)")
     add("--api-key", default="", help="require this key from clients (default: $UPSHOT_API_KEY, else none)")
     add("--device", default="auto", help="cpu, cuda, cuda:1 …")
-    add("--dtype", default="auto", help="float32, bfloat16 …; auto: float32 on the CPU, bfloat16 on a GPU")
+    add("--dtype", default="auto", help="float32, bfloat16 …; auto: bfloat16 where a GPU computes with it")
     add("--kv-gib", type=float, default=0.0, help="memory for keys and values, in GiB (default: by device)")
     share = "share of the GPU's memory for weights, keys and values (default: what is free)"
     add("--memory", type=float, default=0.0, help=share)

@@ -166,7 +166,7 @@ class ExactMode(TorchDispatchMode):
 
     def _refusal(self, func: Any, what: str = "") -> UserError:
         return UserError(
-            f"exact mode has no form of the operation {func} {what}that is the same whatever the batch; "
+            f"exact mode has no form of the operation {func} {what}that is independent of the batch; "
             "leave `exact` off for this model"
         )
 

@@ -54,7 +54,7 @@ def other_mixing(model: torch.nn.Module) -> str | None:
     gap = float((one - other).norm() / (one.norm() + 1e-6))
     # Experts compute a token with others in the batch: a little of that is rounding.
     limit = 1e-3 if lm.get_input_embeddings().weight.dtype == torch.float32 else 0.05
-    return None if gap <= limit else f"tokens see others beside attention (logits change by {gap:.2g} of their size)"
+    return None if gap <= limit else f"tokens see others outside attention (logits change by {gap:.2g} of their size)"
 
 
 def plain_logits(model: torch.nn.Module, ids: Tensor) -> Tensor:

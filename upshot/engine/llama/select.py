@@ -78,7 +78,7 @@ def select_driver(
         reasons.append(f"{type(driver).__name__}: {reason}")
         if len(reasons) < len(makers):
             warnings.warn(f"the engine falls back to a slower driver: {reasons[-1]}", stacklevel=2)
-    raise UserError(f"the engine cannot drive {type(causal_lm(model)).__name__} ({'; '.join(reasons)})")
+    raise UserError(f"the engine cannot run {type(causal_lm(model)).__name__} ({'; '.join(reasons)})")
 
 
 def disagreement(
@@ -174,7 +174,7 @@ def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> T
         exact = plain_logits(model, rows)
     reason = _gap(exact, plain, driver)
     if reason is not None:
-        raise UserError(f"exact mode cannot drive {type(causal_lm(model)).__name__}: in exact operations its {reason}")
+        raise UserError(f"exact mode cannot run {type(causal_lm(model)).__name__}: in exact operations its {reason}")
     return exact
 
 

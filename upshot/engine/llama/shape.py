@@ -35,24 +35,24 @@ def shape_of(model: torch.nn.Module) -> Shape:
     name = type(lm).__name__
     config = getattr(lm, "config", None)
     if config is None or lm.get_output_embeddings() is None:
-        raise UserError(f"the engine drives transformers causal language models; {name} has no config or output head")
+        raise UserError(f"the engine runs transformers' causal language models; {name} has no config or output head")
     for adapter in getattr(model, "peft_config", {}).values():
         if getattr(adapter, "is_prompt_learning", False):
             raise UserError(
-                f"the engine cannot drive {type(adapter).__name__.removesuffix('Config')}: "
+                f"the engine cannot run {type(adapter).__name__.removesuffix('Config')}: "
                 "it adds its own ids to every prompt; use LoRA or another adapter that changes weights"
             )
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"the engine drives decoder-only models; {name} is an encoder-decoder")
+        raise UserError(f"the engine runs decoder-only models; {name} is an encoder-decoder")
     if odd := odd_layers(lm):
-        raise UserError(f"the engine cannot drive {name}: {odd}")
+        raise UserError(f"the engine cannot run {name}: {odd}")
     rope = getattr(text, "rope_parameters", None) or {}
     rope_types = {str(r.get("rope_type")) for r in [rope, *rope.values()] if isinstance(r, dict)}
     moving = rope_types & {"dynamic", "longrope"}
     if moving:
         raise UserError(
-            f"the engine cannot drive {name}: its rotary embedding ({', '.join(sorted(moving))}) depends on the batch"
+            f"the engine cannot run {name}: its rotary embedding ({', '.join(sorted(moving))}) depends on the batch"
         )
     weight, vocab = lm.get_input_embeddings().weight, lm.get_output_embeddings().weight.shape[0]
     longest = getattr(text, "max_position_embeddings", None) or 1 << 20

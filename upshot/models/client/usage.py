@@ -160,14 +160,14 @@ def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[st
         fresh = meter.troubles() - before.get(meter.name, Counter())
         if meter.slowest < slow_s and not fresh:
             continue
-        line = f"{meter.whom}: {meter.under_way} calls under way"
+        line = f"{meter.whom}: {meter.under_way} calls in progress"
         if meter.queued:
             line += f", {meter.queued} queued"
         if meter.under_way:
             line += f", the slowest for {meter.slowest:.0f} s"
         if fresh:
             named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(MOST_REASONS))
-            line += f", tried again or failed: {named}"
+            line += f", retried or failed: {named}"
         if "timeout" in fresh or meter.slowest > meter.timeout_s / 2 > 0:
             line += f"; {meter.way_out}"
         parts.append(line)

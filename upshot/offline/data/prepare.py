@@ -105,7 +105,7 @@ def write_splits(
     """
     summary.dropped = +summary.dropped  # without reasons that dropped nothing
     if not rows["train"]:
-        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it holds no records"
+        reasons = "; ".join(f"{why}: {count}" for why, count in summary.dropped.most_common()) or "it has no records"
         left = " is left for training; all that are left are held out" if any(rows.values()) else ""
         raise UserError(f"no row for {summary.purpose} in '{dataset}'{left} ({reasons})")
     for split, content in rows.items():

@@ -16,7 +16,7 @@ from upshot.tasks.users.transcripts import BAD, GOOD, ask_outcome
 
 @metrics.register("outcome")
 class LoggedOutcome(Metric):
-    """The share of a model's valid answers which say that the conversation ended well."""
+    """The share of a model's valid answers that say the conversation ended well."""
 
     def __init__(
         self,

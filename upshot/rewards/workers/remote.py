@@ -51,7 +51,7 @@ class RemoteManager(Manager):
         except AttemptError as error:
             where = f"the scorer at {self._client.url}"
             if error.status == 422:
-                raise UserError(f"{where} refused the claim: {error.detail}") from error
+                raise UserError(f"{where} refused the request: {error.detail}") from error
             if error.status in (401, 403):
                 raise UserError(f"{where} requires a key: set {KEY_VARIABLE} to the one it was started with") from error
             self.counts["failures"] += 1

@@ -19,7 +19,7 @@ def check_agent(recipe: Recipe) -> None:
         raise UserError(f"{who}, and all its calls share one reward; set credit.by=reply")
     if train.samples and not method_of(train.method).credits_tokens:
         raise UserError(
-            f"{who} and its contexts are several sequences; train.method '{train.method}' takes one per reply, rl any"
+            f"{who} and its contexts are several sequences; train.method '{train.method}' takes one per reply; use rl"
         )
     if train.samples and train.kl.weight and train.kl.where == "reward":
         raise UserError(f"{who} and its contexts are several sequences; set train.kl.where=loss")

@@ -31,8 +31,8 @@ MOST_ROWS = 1000
 """The first rows of a task are looked through before the run, the others when they are played."""
 SUMMARIES = {
     "decidable": "a program must be confirmed by the judge",
-    "partly": "some checks must be confirmed, the others go by the plain look",
-    "believed": "the plain look decides",
+    "partly": "some checks must be confirmed; the plain run decides the others",
+    "believed": "the plain run decides",
     "broken": "left out: the reference fails",
 }
 NAMED = 5

@@ -192,7 +192,7 @@ class ShownRuns:
         self.look()
         if not self.runs:
             raise UserError(
-                f"'{self.roots[0]}' is not a run folder: it holds none of metrics.jsonl, rollouts.jsonl, recipe.yaml, "
+                f"'{self.roots[0]}' is not a run folder: it has none of metrics.jsonl, rollouts.jsonl, recipe.yaml, "
                 "status.json"
             )
 
@@ -260,7 +260,7 @@ def _embed_replies(run: ShownRun, budget: int, notes: list[str]) -> dict[str, An
     steps = [entry[0] for entry in index.entries(chosen)]
     if len(chosen) < len(index):
         notes.append(
-            f"{run.name}/rollouts.jsonl: this file holds {len(chosen):,} of {len(index):,} replies, "
+            f"{run.name}/rollouts.jsonl: this file has {len(chosen):,} of {len(index):,} replies, "
             f"from {len(set(steps)):,} of {index.steps():,} steps "
             "(first, last and evenly spaced; within a step the first prompt groups). `upshot view` shows all."
         )

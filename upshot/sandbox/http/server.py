@@ -113,7 +113,7 @@ async def _read_json(request: Request) -> Any:
     try:
         return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the request is not JSON this server reads: {error}"[:300]) from error
+        raise UserError(f"this server cannot read the request's JSON: {error}"[:300]) from error
 
 
 def _json(answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -129,7 +129,7 @@ def _find_fault(tree: ast.Module | str, checkers: set[str]) -> str:
     for function in _list_uncalled(tree):
         wanted = {part.arg for part in function.args.args} - fixtures
         if _takes_arguments(function) and not function.decorator_list and wanted - OWN_FIXTURES:
-            return f"{function.name} takes arguments that nobody gives"
+            return f"{function.name} takes arguments that nothing provides"
     if not any(_is_check(node) for node in nodes) and not names & checkers:
         return "it checks nothing"
     return ""

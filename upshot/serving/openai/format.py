@@ -252,7 +252,7 @@ class CompletionRequest(CommonFields):
         if self.echo and self.stream:
             raise UserError("'echo' is not streamed: leave out echo or stream")
         if self.max_tokens == 0 and not self.echo:
-            raise UserError("max_tokens 0 makes sense with echo only")
+            raise UserError("max_tokens 0 is allowed only with echo")
         if self.max_tokens == 0:
             return []
         sampling, schema = self.sampling(16 if self.max_tokens is None else self.max_tokens), self.schema_of()

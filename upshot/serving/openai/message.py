@@ -128,7 +128,7 @@ class Dialect:
         """The Lark grammar of a reply that only calls these tools; it may think first."""
         if self.parser is None:
             raise UserError(
-                "tool_choice: this model's chat template writes no tool calls that are known here; start the server "
+                "tool_choice: the format of this model's tool calls is not known here; start the server "
                 "with --tool-parser NAME, or ask with tool_choice auto"
             )
         opening, closing = map(self._mark, MARKERS)

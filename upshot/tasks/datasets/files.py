@@ -75,7 +75,7 @@ def how_to_prepare(file: str) -> str:
 def read_table(path: Path, without: tuple[str, ...] = ()) -> list[Record]:
     """The records of one file, whatever its format."""
     if path.is_file() and not path.stat().st_size:
-        raise UserError(f"'{path}' is empty: it holds no rows")
+        raise UserError(f"'{path}' is empty: it has no rows")
     if path.suffix == ".parquet":
         return list(_parquet(path, without))
     reader = READERS.get(path.suffix)
@@ -95,7 +95,7 @@ def _folder(folder: Path, without: tuple[str, ...]) -> dict[str, list[Record]]:
     if any(file.suffix == ".arrow" for file in files):  # save_to_disk, whose .json files describe the data
         files = [file for file in files if file.suffix == ".arrow"]
     if not files:
-        raise UserError(f"folder '{folder}' holds no file ending in {', '.join(READERS)}")
+        raise UserError(f"folder '{folder}' has no file ending in {', '.join(READERS)}")
     tables: dict[str, list[Record]] = {}
     for file in files:
         named = file.parent.name if file.suffix == ".arrow" and file.parent != folder else file.name
@@ -128,7 +128,7 @@ def _json(path: Path) -> Iterator[Record]:
         raise UserError(f"{path} is not JSON: {error} (one object a line? name it .jsonl)") from error
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path} must hold a list of objects, or an object with such a list under 'data'")
+        raise UserError(f"{path} must contain a list of objects, or an object with such a list under 'data'")
     yield from rows
 
 

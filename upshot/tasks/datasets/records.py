@@ -323,5 +323,5 @@ def _examples(path: str, verb: str, key: str) -> Iterator[tuple[str, dict[str, A
         raise UserError(f"{key}: {what}")
     records = read_table(Path(path))
     if not records:
-        raise UserError(f"{key} '{path}' holds no rows")
+        raise UserError(f"{key} '{path}' has no rows")
     return ((f"{key} '{path}', row {number}", record) for number, record in enumerate(records, 1))

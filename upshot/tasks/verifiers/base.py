@@ -2,10 +2,7 @@
 
 A verifier is found by name or by the exact data source of a row (`openai/gsm8k`). It keeps no state between items, and
 is built from its name and JSON options alone, so a worker process or a remote scorer can build the same one.
-
-- `score` is the plain verdict, synchronous. `quick` may settle the easy cases without the cost or risk of `score`.
-- `risky` says that `score` may hang or eat memory on hostile input: managers then run it in a process they can kill.
-- Verifiers that wait for a model or a sandbox are `waits = True` and implement `verify` instead.
+`score` is the plain verdict, synchronous; `quick` may settle the easy cases without the cost or risk of `score`.
 """
 
 from __future__ import annotations
@@ -50,11 +47,13 @@ class Verifier:
     graded: bool = False
     """Scores are grades in [0, 1] rather than 0 or 1."""
     risky: bool = False
+    """Whether `score` may hang or use too much memory on hostile input; it then runs in a process of its own."""
     waits: bool = False
+    """Whether it waits for a model or a sandbox; it then implements `verify` instead of `score`."""
     needs: tuple[str, ...] = ("reference",)
     """What a row must have for this verifier: 'reference', 'extra.tests' …"""
     verdict_on: str = "whether the final answer is right"
-    """What a score of 1 says yes to; a monitor is asked to predict it."""
+    """The question that a score of 1 answers with yes; a monitor is asked to predict it."""
 
     @property
     def rating(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class Verifier:
         return [Message("user", prompt)]
 
     def read_rating(self, number: float, thought: str) -> Score:
-        """The score that a number of the form `rating` stands for, with why it was given."""
+        """The score for a number in the form of `rating`, with the thought that led to it."""
         return Score(number, detail={"thought": thought[:2000]})
 
 

@@ -80,7 +80,7 @@ class CodeVerifier(Verifier):
         if not tests:
             return Score.missing(Reason.BAD_ROW, "code: no tests in the row")
         if language != "python" and any(isinstance(test, FunctionCall) for test in tests):
-            why = f"code: the tests call a Python function, and the row wants {language}"
+            why = f"code: the tests call a Python function, and the row asks for {language}"
             return Score.missing(Reason.BAD_ROW, why)
         written = program_in(response, self.names(tests), language)
         if written is None:

@@ -127,8 +127,8 @@ ALARMS = (
     Alarm(
         "reward/flat_groups",
         lambda past: past.now > 0.8,
-        "in {now:.0%} of the groups all replies earn the same, and nothing is learned from those: use rows of another "
-        "difficulty, raise train.group_size or episode.temperature, or add a metric that tells replies apart",
+        "in {now:.0%} of the groups all replies earn the same, and nothing is learned from those: use rows of "
+        "different difficulty, raise train.group_size or episode.temperature, or add a metric that tells replies apart",
     ),
     Alarm(
         "reward/unconfirmed",

@@ -82,7 +82,7 @@ def compare_needs(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
         )
     elif cpus < need.cpus:
         yield Finding(
-            f"the run needs {need.describe()} in Ray, which has {cpus:g} free; verl would wait for ever. They are only "
+            f"the run needs {need.describe()} in Ray, which has {cpus:g} free; verl would wait forever. They are only "
             f"counted: set ray_kwargs.ray_init.num_cpus={need.cpus} (or `ray start --num-cpus`), or fewer "
             "transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
@@ -102,7 +102,7 @@ def _find_unplaced(need: Need, nodes: Sequence[Node]) -> Iterator[Finding]:
             yield Finding(
                 f"no node of Ray has {group} GPUs and {CPUS_A_RANK * ranks} CPUs free at once, besides {taken} for "
                 f"storage units (the largest, {most.name}, has {most.gpus:g} GPUs and {most.cpus:g} CPUs); verl would "
-                "wait for ever: lower trainer.n_gpus_per_node, or raise `ray start --num-cpus` there"
+                "wait forever: lower trainer.n_gpus_per_node, or raise `ray start --num-cpus` there"
             )
             return
         best = min(fits, key=lambda place: left[place])

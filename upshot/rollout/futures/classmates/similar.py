@@ -46,7 +46,7 @@ class OtherQuestions:
         rows = self.rows
         others = [index for index in range(len(rows)) if rows[index].id != first.id]
         if not others:
-            raise UserError(f"task '{self.task.name}' has one row; helping another question needs two")
+            raise UserError(f"task '{self.task.name}' has one row; another question needs a second row")
         if self.similar_by == "key":
             key = self.task.similar_key(first)
             others = [index for index in others if self.keys[index] == key] or others

@@ -15,7 +15,7 @@ const settings = h("div", { class: "settings" },
   h("button", { class: "icon", title: "Light, dark, or as the system (t)", "aria-label": "Theme", onclick: nextTheme }, "◐"),
   h("button", { class: "icon", title: "Keys (?)", "aria-label": "Keys", onclick: () => help.showModal() }, "?"));
 
-const KEYS = [["1 to 4", "the views"], ["↓ ↑ or j k", "next, previous prompt"], ["→ ← or l h", "next, previous reply to it"], ["] [", "next, previous step"], ["c", "colour tokens by the next thing"], ["o", "open or close all futures"], ["/", "search"], ["t", "light, dark, or as the system"], ["?", "this"]];
+const KEYS = [["1 to 4", "the views"], ["↓ ↑ or j k", "next, previous prompt"], ["→ ← or l h", "next, previous reply to it"], ["] [", "next, previous step"], ["c", "next colouring of the tokens"], ["o", "open or close all futures"], ["/", "search"], ["t", "light, dark, or as the system"], ["?", "this list"]];
 const help = h("dialog", { "aria-label": "Keys", onclick: (event) => event.target === help && help.close() }, h("h2", {}, "Keys"), h("dl", { class: "pairs" }, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), h("button", { class: "more", onclick: () => help.close() }, "Close"));
 
 let current = { id: "", rest: [], query: new URLSearchParams() };

@@ -96,9 +96,9 @@ function missingCard() {
     logged.length > 0 && [
       h("p", { class: "note first" }, "In the whole run, as metrics.jsonl counts them:"),
       h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "missing" }, h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "reason"), h("th", { class: "num" }, "count"))), h("tbody", {}, logged)))],
-    logged.length > 0 && rows.length > 0 && h("p", { class: "note" }, "In the replies that rollouts.jsonl holds:"),
+    logged.length > 0 && rows.length > 0 && h("p", { class: "note" }, "In the replies that rollouts.jsonl contains:"),
     rows.length === 0
-      ? withCounts.length > 0 && h("p", { class: "note" }, `${logged.length ? "In rollouts.jsonl nothing" : "Nothing"} is missing: every score of ${count(withCounts.reduce((sum, run) => sum + run.counts.replies, 0), "logged reply", "logged replies")} has a value.`)
+      ? withCounts.length > 0 && h("p", { class: "note" }, `${logged.length ? "In rollouts.jsonl, nothing" : "Nothing"} is missing: every score of ${count(withCounts.reduce((sum, run) => sum + run.counts.replies, 0), "logged reply", "logged replies")} has a value.`)
       : [h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "missing" },
           h("thead", {}, h("tr", {}, many && h("th", {}, "run"), h("th", {}, "what"), h("th", {}, "reason"), h("th", { class: "num" }, "count"), h("th", { class: "num" }, "share"), h("th", {}))),
           h("tbody", {}, rows.map((row) => h("tr", {},
@@ -106,7 +106,7 @@ function missingCard() {
             h("td", { class: "num" }, row.count.toLocaleString("en-US"), h("small", {}, ` of ${row.of.toLocaleString("en-US")}`)),
             h("td", { class: "num" }, `${fixed((100 * row.count) / row.of, 1)} %`),
             h("td", { class: "sharecell" }, h("span", { class: "share" }, h("i", { style: `width:${(100 * row.count) / row.of}%` })))))))),
-        h("p", { class: "note" }, "Missing is not zero: these leave the means and the loss. Counted over all replies in rollouts.jsonl, not only those on this page.")],
+        h("p", { class: "note" }, "Missing is not zero: these scores are left out of the means and of the loss. Counted over all replies in rollouts.jsonl, not only those on this page.")],
     more.map((run) => h("p", { class: "note" }, `${run.name}: ${count(run.more_reasons[0], "rarer reason")} (${run.more_reasons[1]} in all) are not listed.`)));
 }
 

@@ -148,7 +148,7 @@ function forkCard(reply, name) {
     h("div", { class: "ways" }, futures.map((future, index) => h("div", { class: "way" },
       h("div", { class: "turns" }, wholeFuture(future)),
       h("p", { class: "scores" }, h("b", {}, `future ${index + 1}`), scoreText(future.scores))))),
-    h("figcaption", {}, h("a", { href: address(name, reply.step ?? 0, reply.key) }, `reward ${format(scoreValue(reply.reward?.total))}: the mean of what came of it`), " (a reply of the last step)"));
+    h("figcaption", {}, h("a", { href: address(name, reply.step ?? 0, reply.key) }, `reward ${format(scoreValue(reply.reward?.total))}: the mean of its futures`), " (a reply of the last step)"));
 }
 
 // Classmates: futures that went on from a thought, by classmate and cut.
