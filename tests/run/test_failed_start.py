@@ -50,6 +50,16 @@ def test_the_folder_of_a_killed_start_is_reused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"], "what is not the run's stays"
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "checkpoints", "samples", "config.json"])
+def test_a_folder_with_files_of_something_else_is_refused_and_keeps_them(name: str, tmp_path: Path) -> None:
+    precious = tmp_path / name if "." in name else tmp_path / name / "precious.txt"
+    precious.parent.mkdir(exist_ok=True)
+    precious.write_text("mine")
+    with pytest.raises(UserError, match=f"has '{name}', which does not come from a run; choose another run_dir"):
+        RunFolder.create(recipe(tmp_path, steps=3))
+    assert precious.read_text() == "mine"
+
+
 def test_the_folder_of_a_start_in_progress_is_not_reused(tmp_path: Path) -> None:
     settings = recipe(tmp_path / "run")
     with RunFolder.create(settings).lock(print), pytest.raises(UserError, match="is being written"):

@@ -117,6 +117,11 @@ def test_a_prompt_that_is_a_number_is_refused() -> None:
         row_of({"prompt": 3, "answer": "4"}, "exact-match")
 
 
+def test_a_question_that_is_no_text_is_named() -> None:
+    with pytest.raises(UserError, match=r"'question': expected text, found \['how much \?'\] \(list\)"):
+        row_of({"question": ["how much ?"], "answer": "4"}, "exact-match")
+
+
 @pytest.mark.parametrize(("answer", "reference"), [(4, 4), (4.0, 4), (4.5, 4.5), ("4", "4")])
 def test_a_numeric_answer_is_read_as_the_text_of_a_reply(answer: Any, reference: Any) -> None:
     assert repr(row_of({"question": "2 + 2", "answer": answer}, "exact-match").reference) == repr(reference)
@@ -131,7 +136,7 @@ def test_a_misspelt_answer_column_is_named_before_the_run(tmp_path: Path) -> Non
 
     for column, answer, says in (
         ("anwser", "3", "the columns are question, anwser; did you mean 'answer' by 'anwser'?"),
-        ("answer", "", "the columns are question, answer"),
+        ("answer", "", "'answer' is empty in all of them"),
     ):
         options = {"name": "exact-match", "file": asked(tmp_path, column, answer)}
         verified = {"metrics": [{"name": "verifier"}]}

@@ -206,7 +206,9 @@ async def open_scorer(**options: Any) -> AsyncIterator[Scorer]:
     counter.policy = services.models.get("policy")
     async with services:
         if not counter and (chosen["max_reply_tokens"] or _wants(metrics, "token_amount")):
-            raise UserError("token_amount and max_reply_tokens count the policy's tokens, which needs tokenizer=")
+            raise UserError(
+                "token_amount and max_reply_tokens count the policy's tokens, which needs tokenizer= (--tokenizer)"
+            )
         sampling = Sampling(chosen["max_tokens"], chosen["temperature"])
         policy = Policy(services.models.get("policy") or AbsentPolicy(), sampling=sampling, system=chosen["system"])
         futures = Talk(services.metrics, services.weights, services.user, chosen["samples"], rounds)

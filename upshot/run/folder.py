@@ -81,6 +81,8 @@ VERL = ("verl.txt", "verl.json", "verl.log")
 WRITTEN = (RECIPE, VERSIONS, STATUS, REPORT, METRICS, ROLLOUTS, INDEX, SPENT, *VERL)
 FOLDERS = ("base", "checkpoints", "reference", "start", "tensorboard", "verl", samples.FOLDER)
 """What a run writes into its folder."""
+MODEL = "config.json"
+"""A folder with this is a model's; with a run in it, its path would mean the run's checkpoint."""
 
 
 class RunFolder:
@@ -119,12 +121,18 @@ class RunFolder:
         return cls(path)
 
     def check_free(self) -> None:
-        """Refuse a folder whose run has begun."""
+        """Refuse a folder whose run has begun, and one with other files that a run would replace.
+
+        What a failed start left behind may be replaced: it has a lock beside it.
+        """
         if self.begun:
             raise UserError(
                 f"run folder '{self.path}' already holds a run; continue it with --resume {self.path}, "
                 "or choose another run_dir"
             )
+        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set[str]()
+        if LOCK not in names and (taken := sorted(names & {*WRITTEN, *FOLDERS, MODEL})):
+            raise UserError(f"'{self.path}' has '{taken[0]}', which does not come from a run; choose another run_dir")
 
     @property
     def begun(self) -> bool:

@@ -50,6 +50,12 @@ def test_dialogues_without_an_assistant_turn_are_counted_and_skipped(tmp_path: P
     assert count_examples(run, tasks.create("slots", {}, "task")) == 2
 
 
+def test_dialogues_with_an_empty_assistant_turn_are_told(tmp_path: Path) -> None:
+    empty = {"messages": [*SILENT["messages"], {"role": "assistant", "content": " "}]}
+    says = "1 of 2 dialogues have an empty assistant turn; the model learns to say nothing there"
+    assert found(run_on(tmp_path, "sft", TALK, empty)) == [Finding(says, fatal=False)]
+
+
 def test_an_evaluation_without_an_assistant_turn_is_refused_before_the_run(tmp_path: Path) -> None:
     (finding,) = found(run_on(tmp_path, "sft", TALK, held_out=(SILENT,)))
     assert finding.fatal and "eval.jsonl' has nothing to evaluate; set eval.data or eval.every=0" in finding.says

@@ -110,6 +110,8 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
             return messages, isinstance(value, str)
     question = next((record[key] for key in QUESTION if isinstance(record.get(key), str)), None)
     if question is None:
+        if wrong := next((key for key in QUESTION if not is_empty(record.get(key))), None):
+            raise UserError(f"'{wrong}': expected text, found {describe(record[wrong])}")
         raise UserError(f"a row with the columns {columns_of(record)} has no prompt, messages or question")
     return messages_of(question, where="the question"), True
 
@@ -127,6 +129,8 @@ def explain_no_answer(records: Sequence[Mapping[str, Any]]) -> str:
     columns = dict.fromkeys(str(name) for record in records for name in record)
     strange = [name for name in columns if name not in {*ANSWER, *PROMPT, *WHOLE, *QUESTION, *NAME}]
     hint = next((f"; did you mean '{known}' by '{name}'?" for name in strange if (known := near(name, ANSWER))), "")
+    if empty := [name for name in columns if name in ANSWER]:
+        return f"no row has an answer: '{empty[0]}' is empty in all of them"
     return f"no row has an answer ({', '.join(ANSWER)}); the columns are {', '.join(columns)}{hint}"
 
 

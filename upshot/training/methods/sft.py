@@ -16,6 +16,11 @@ def has_reply(dialogue: Sequence[Message]) -> bool:
     return any(message.role == "assistant" for message in dialogue)
 
 
+def has_empty_reply(dialogue: Sequence[Message]) -> bool:
+    """Whether a turn of the assistant in a dialogue has neither words nor tool calls."""
+    return any(turn.role == "assistant" and not (turn.content.strip() or turn.tool_calls) for turn in dialogue)
+
+
 @methods.register("sft")
 class SFTMethod(TrainingMethod):
     """Imitation of whole dialogues."""
@@ -40,10 +45,12 @@ class SFTMethod(TrainingMethod):
         return list(filter(has_reply, dialogues))[: config.rows]
 
     def describe_data(self, config: TrainConfig, task: Task) -> list[str]:
-        """How many dialogues are left out because the assistant says nothing in them."""
+        """How many dialogues are left out because the assistant has no turn in them, and in how many one is empty."""
         dialogues = self._dialogues(config, task)
-        silent = len(dialogues) - sum(map(has_reply, dialogues))
-        return [f"{silent} of {len(dialogues)} dialogues have no assistant turn and are left out"] if silent else []
+        silent, empty = len(dialogues) - sum(map(has_reply, dialogues)), sum(map(has_empty_reply, dialogues))
+        counts = {"no assistant turn and are left out": silent}
+        counts["an empty assistant turn; the model learns to say nothing there"] = empty
+        return [f"{count} of {len(dialogues)} dialogues have {what}" for what, count in counts.items() if count]
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
         """See `TrainingMethod`."""
