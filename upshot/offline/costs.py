@@ -45,16 +45,16 @@ Cost = Mapping[str, float]
 
 
 def describe_costs(
-    commands: Mapping[str, Sequence[str]], shown: Sequence[str], model: str, examples: int, assume: Mapping[str, int]
+    stages: Mapping[str, tuple[Sequence[str], str]], model: str, examples: int, assume: Mapping[str, int]
 ) -> list[str]:
     """Two lines for each stage, and one for their sum.
 
-    `shown`: what each stage would run now. `model`: the model that is trained.
+    `stages`: the words of each one's command, and what it would run now. `model`: the model that is trained.
     `examples`, `assume`: the assumed number of training rows and evaluation goals that do not exist yet.
     """
-    costs = {name: cost_of(words, weights_of(model), examples, assume.get(name, 0)) for name, words in commands.items()}
-    stages = zip(costs.items(), shown, strict=True)
-    lines = [f"{name:<14}{_line(cost)}\n{'':<14}upshot {command}" for (name, cost), command in stages]
+    weights = weights_of(model)
+    costs = {name: cost_of(words, weights, examples, assume.get(name, 0)) for name, (words, _) in stages.items()}
+    lines = [f"{name:<14}{_line(costs[name])}\n{'':<14}upshot {now}" for name, (_, now) in stages.items()]
     return [*lines, f"{'all stages':<14}{_line(_sum(costs.values()))}"]
 
 
@@ -119,6 +119,6 @@ def eval_cost(words: Sequence[str], goals: int, weights: float) -> Cost:
     calls = {"--user": talks * turns, "--judge": talks * judged}
     sampled = talks * turns * length
     specs = {option: ModelSpec.parse(read_model(options[option])) for option in calls if option in options}
-    remote = {option: spec for option, spec in specs.items() if spec.kind in REMOTE}
-    asked = [price(option, spec, calls[option], PROMPT_TOKENS + turns * length) for option, spec in remote.items()]
+    heard = PROMPT_TOKENS + turns * length
+    asked = [price(option, spec, calls[option], heard) for option, spec in specs.items() if spec.kind in REMOTE]
     return _cost(asked, sampled, 2 * weights * sampled / SAMPLING_RATE / 3600)

@@ -121,10 +121,8 @@ class Evaluation:
         if failure is None:
             longest = self.args.max_messages or self.task.max_messages
             failure = await catch_failure(play_whole(conversation, policy, services.user, longest), "conversation")
-        if failure is None:
-            scores = await score_conversation(services.metrics, conversation)
-        else:
-            scores = dict.fromkeys(services.metrics, failure)
+        metrics = services.metrics
+        scores = dict.fromkeys(metrics, failure) if failure else await score_conversation(metrics, conversation)
         return {
             "step": 0,
             "row": row.id,

@@ -54,18 +54,10 @@ class PaperStage:
         return load_recipe(self.words[1], self.words[2:]).recipe if self.words[0] == "train" else None
 
     @property
-    def begun(self) -> RunFolder | None:
-        """The run of a training that has begun."""
+    def begun(self) -> Recipe | None:
+        """The recipe of a training that has begun, which is the one that is resumed."""
         run = RunFolder(self.folder)
-        return run if self.words[0] == "train" and run.begun else None
-
-    @property
-    def begun_with(self) -> list[str]:
-        """The settings of a training that has begun which differ from those that are asked for now."""
-        if self.begun is None or self.recipe is None:
-            return []
-        changed = differences(with_whole_paths(self.begun.recipe), with_whole_paths(self.recipe))
-        return [f"{key}={value}" for key, (value, _) in changed.items()]
+        return run.recipe if self.words[0] == "train" and run.begun else None
 
     @property
     def command(self) -> list[str]:
@@ -233,9 +225,8 @@ def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[Mappin
         return {row: [{"mean": _last(of_row, key)} for key in about["metrics"]] for row, of_row in lines.items()}
     if (folder / TABLE).is_file():
         rows = json.loads((folder / TABLE).read_text(encoding="utf-8"))["rows"]
-        cells = {row["setting"]: row["metrics"] for row in rows}
-    else:
-        cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
+        return {row["setting"]: list(row["metrics"].values()) for row in rows}
+    cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
     return {row: list(row_cells.values()) for row, row_cells in cells.items()}
 
 
@@ -252,9 +243,9 @@ def run(args: argparse.Namespace, command: Command) -> int:
     """Run the stages that are not done, and print the table; `command` runs one command line of Upshot."""
     out = Path(args.out) if args.out else None
     paper = Paper(args.paper, args.task, out, args.small, args.overrides, args.verl)
-    commands, examples = {stage.name: stage.words for stage in paper.stages}, int(paper.fill("$examples"))
-    shown = [shlex.join(stage.command) for stage in paper.stages]
-    *each, in_all = describe_costs(commands, shown, paper.fill("$model"), examples, paper.file.get("assume", {}))
+    stages = {stage.name: (stage.words, shlex.join(stage.command)) for stage in paper.stages}
+    examples = int(paper.fill("$examples"))
+    *each, in_all = describe_costs(stages, paper.fill("$model"), examples, paper.file.get("assume", {}))
     print("\n".join([*each, in_all] if args.dry_run else [in_all]), flush=True)
     if args.dry_run:
         print(f"data that are not prepared yet are assumed to have {examples} examples")
@@ -274,9 +265,12 @@ def run_stage(record: Path, stage: PaperStage, command: Command) -> None:
     if done.get(stage.name) == words:
         print(f"— {stage.name}: done before, in {stage.folder}", flush=True)
         return
-    other = shlex.join(done.get(stage.name, stage.begun_with))
+    other = done.get(stage.name, [])
+    if stage.begun is not None and stage.recipe is not None:
+        changed = differences(with_whole_paths(stage.begun), with_whole_paths(stage.recipe))
+        other = other or [f"{key}={value}" for key, (value, _) in changed.items()]
     if other:
-        raise UserError(f"'{stage.folder}' was made with other settings ({other}); choose another --out")
+        raise UserError(f"'{stage.folder}' was made with other settings ({shlex.join(other)}); choose another --out")
     print(f"— {stage.name}: upshot {shlex.join(stage.command)}", flush=True)
     if stage.on_verl:  # which may replace the process that starts it
         code = subprocess.run([sys.executable, "-m", "upshot.cli", *stage.command], check=False).returncode

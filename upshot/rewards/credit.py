@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import groupby
 
 from upshot.core.conversation import Conversation
@@ -97,13 +98,7 @@ class Credit:
 
     def total(self, parts: tuple[str, ...]) -> Score:
         """The sum of some parts; missing when any of them is."""
-        total = 0.0
-        for name in parts:
-            score = self.parts[name]
-            if score.value is None:
-                return score
-            total += score.value
-        return Score(total)
+        return reduce(plus, [self.parts[name] for name in parts], Score(0.0))
 
     @property
     def trains(self) -> bool:

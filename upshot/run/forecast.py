@@ -36,10 +36,8 @@ def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> s
     engine = ", sampled by vLLM" if recipe.model.engine.name == "vllm" else ""
     lines.append(f"policy     {policy or 'a new tiny model'}{adapters}{engine}")
     examples = count_examples(recipe, task)
-    if config.samples:
-        lines += _rollouts(recipe, examples)
-    else:
-        lines.append(f"data       {config.data or recipe.task.name}: {examples} examples")
+    data = f"data       {config.data or recipe.task.name}: {examples} examples"
+    lines += _rollouts(recipe, examples) if config.samples else [data]
     steps = config.resolve_steps(examples).steps
     passes = f" ({steps * config.prompts_per_step / examples:.3g} epochs)" if config.epochs and examples else ""
     schedule = f"learning rate {config.lr:g} ({config.schedule.name})"
@@ -49,8 +47,7 @@ def plan(recipe: Recipe, ranks: int = 1, tokens_per_s: float | None = None) -> s
     lines.append(estimate_time(recipe, steps, tokens_per_s))
     if ranks > 1:
         lines.append(_ranks(recipe, ranks))
-    for role, spec in recipe.models.items():
-        lines.append(f"model      {role}: {spec.label if spec.url else spec.model}")
+    lines += [f"model      {role}: {spec.label if spec.url else spec.model}" for role, spec in recipe.models.items()]
     return "\n".join([*lines, memory(recipe, task, ranks)])
 
 
@@ -92,12 +89,10 @@ def helper_costs(recipe: Recipe, task: Task, steps: int) -> list[HelperCost]:
     """About what is asked of the user, the judge and the classmates, where those are behind an address."""
     futures, talks = recipe.futures, count_talks(recipe, steps)
     heard = PROMPT_TOKENS + (1 + futures.rounds) * (reply_limit(recipe) // 2)
-    replies = steps * recipe.train.prompts_per_step * recipe.train.group_size
-    answers = dict.fromkeys(classmate_names(futures), replies * futures.leaves)
-    judged = count_judged({metric.name: metric.options for metric in recipe.reward.metrics})
-    calls = {**answers, "user": talks * futures.rounds, "judge": talks * judged}
-    if verified_by_judge(task):
-        calls["judge"] += talks + sum(answers.values())
+    answers = dict.fromkeys(classmate_names(futures), talks * (1 if futures.rounds else futures.leaves))
+    verified = verified_by_judge(task)
+    judged = talks * (verified + count_judged({metric.name: metric.options for metric in recipe.reward.metrics}))
+    calls = {**answers, "user": talks * futures.rounds, "judge": judged + verified * sum(answers.values())}
     remote = {role: spec for role, spec in recipe.needed_models.items() if spec.kind in REMOTE}
     return [price(role, spec, calls[role], heard) for role, spec in remote.items() if calls.get(role)]
 
@@ -108,16 +103,14 @@ def count_judged(named: Mapping[str, Any]) -> int:
     for name, settings in named.items():
         _, arrow, inner = EXTRACTED.get(name, name).rpartition(ARROW)
         calls += "judge" in parameters_of(metrics.get(inner.strip()))[0]
-        extracted_by = settings.get("extract", "judge") if isinstance(settings, Mapping) else "judge"
-        calls += bool(arrow) and extracted_by == "judge"
+        calls += bool(arrow) and (not isinstance(settings, Mapping) or settings.get("extract", "judge") == "judge")
     return calls
 
 
 def verified_by_judge(task: Task) -> bool:
     """Whether the task's own verdict is a judge's; a mix of verifiers is not looked into."""
-    if not isinstance(task, VerifiedTask) or task.verifier not in verifiers:
-        return False
-    return "judge" in getattr(verifiers.get(task.verifier), "needs", ())
+    name = task.verifier if isinstance(task, VerifiedTask) else ""
+    return name in verifiers and "judge" in getattr(verifiers.get(name), "needs", ())
 
 
 def price(role: str, spec: ModelSpec, calls: int, heard: int) -> HelperCost:

@@ -226,12 +226,8 @@ def newest(records: Sequence[Record]) -> dict[str, list[Record]]:
     tested, trained = int(len(dated) * 0.005), int(len(dated) * 0.02)
     recent = dated[len(dated) - tested - trained :]
     random.Random(PUBLISHED_SEED).shuffle(recent)
-    splits = {"test": recent[:tested], "train": recent[tested:]}
-    return {split: [r for r in rows if _words(r["text"]) <= LONGEST_ARTICLE] for split, rows in splits.items()}
-
-
-def _words(text: Any) -> int:
-    return len(str(text or "").split())
+    parts = {"test": recent[:tested], "train": recent[tested:]}
+    return {split: [r for r in rows if len(str(r["text"]).split()) <= LONGEST_ARTICLE] for split, rows in parts.items()}
 
 
 @tasks.register("bigcodebench")
@@ -248,12 +244,10 @@ class BigCodeBench(CollabTask):
         """The records of a source; a fifth of the whole Hub set is for testing, the same as in the original."""
         tables = super()._read(source)
         if source == self.hub:
-            order = list(range(len(tables["train"])))
-            random.Random(PUBLISHED_SEED).shuffle(order)
-            tested = set(order[int(len(order) * 0.8) :])
-            both = list(enumerate(tables["train"]))
-            tables["test"] = [record for number, record in both if number in tested]
-            tables["train"] = [record for number, record in both if number not in tested]
+            records = list(tables["train"])
+            random.Random(PUBLISHED_SEED).shuffle(records)
+            trained = int(len(records) * 0.8)
+            tables = {"train": records[:trained], "test": records[trained:]}
         return tables
 
     def parse(self, record: Record) -> Row:

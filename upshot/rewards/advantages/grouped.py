@@ -133,20 +133,21 @@ def comparable(pool: Sequence[Credit | None]) -> list[Credit | None]:
 def centred(rewards: Values) -> list[float | None]:
     """Each reward minus the mean of the group."""
     present = [r for r in rewards if r is not None]
-    if len(present) < 2:
-        return [None if r is None else 0.0 for r in rewards]
-    mean = math.fsum(present) / len(present)
+    mean = math.fsum(present) / max(len(present), 1)
     return [None if r is None else r - mean for r in rewards]
 
 
 def normalised(rewards: Values) -> list[float | None]:
     """Each reward minus the mean of the group, divided by its (sample) standard deviation."""
     moved = centred(rewards)
+    deviation = _deviation(moved)
+    return [None if a is None else a / deviation for a in moved]
+
+
+def _deviation(moved: Values) -> float:
+    """The (sample) standard deviation of centred values, with `EPSILON` added."""
     present = [a for a in moved if a is not None]
-    if len(present) < 2:
-        return moved
-    deviation = math.sqrt(math.fsum(a * a for a in present) / (len(present) - 1))
-    return [None if a is None else a / (deviation + EPSILON) for a in moved]
+    return math.sqrt(math.fsum(a * a for a in present) / max(len(present) - 1, 1)) + EPSILON
 
 
 def leave_one_out(rewards: Values) -> list[float | None]:
@@ -177,12 +178,9 @@ def within_groups(
 
 def _deviations(step: Step) -> dict[tuple[str, ...], float]:
     """The (sample) standard deviation of each combination of parts over all replies of the step."""
-    out = {}
-    for parts in {parts for group in step for parts in combinations(group)}:
-        moved = centred(sums_of(list(chain.from_iterable(step)), parts))
-        present = [a for a in moved if a is not None]
-        out[parts] = math.sqrt(math.fsum(a * a for a in present) / max(len(present) - 1, 1)) + EPSILON
-    return out
+    replies = list(chain.from_iterable(step))
+    every = {parts for group in step for parts in combinations(group)}
+    return {parts: _deviation(centred(sums_of(replies, parts))) for parts in every}
 
 
 @estimators.register("grpo")

@@ -32,14 +32,9 @@ class RemoteManager(Manager):
         **context: Any,
     ) -> None:
         super().__init__(**context)
-        key = os.environ.get(KEY_VARIABLE)
-        self._client = HttpClient(
-            url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout_s=seconds,
-            connections=connections,
-            retry=RetryPolicy(retries, backoff),
-        )
+        key, retry = os.environ.get(KEY_VARIABLE), RetryPolicy(retries, backoff)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = HttpClient(url, headers=headers, timeout_s=seconds, connections=connections, retry=retry)
         self.counts.update({"items": 0, "retries": 0, "failures": 0})
 
     async def verify(self, claim: Claim) -> Score:

@@ -78,9 +78,7 @@ class Classmate:
     async def answer(self, handed: ClassmatePrompt, n: int, seed: int) -> list[ClassmateAnswer]:
         """`n` answers to what was handed over; `ModelCallError` when there are none."""
         sampling = replace(self.sampling, seed=seed)
-        prompt: Sequence[Message] | list[int] = self.in_words(handed)
-        if self._renderer is not None:
-            prompt = self.prompt_ids(handed)
+        prompt = self.in_words(handed) if self._renderer is None else self.prompt_ids(handed)
         completions = await self.model.generate(Request(prompt, sampling, n, role=f"classmate {self.name}"))
         return [self._parse_answer(completion, handed) for completion in completions]
 

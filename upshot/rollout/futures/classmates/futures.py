@@ -85,10 +85,10 @@ class Classmates(Futures):
             await self.main.play(reply, policy)
             if gate == "no_classmate" or not self._main_is_right(reply):  # a wrong answer costs no classmate's time
                 return
-            reply.futures = [*reply.futures, *await self._ask_classmates(reply)]
-            return
-        works: list[Coroutine[Any, Any, Any]] = [self.main.play(reply, policy), self._ask_classmates(reply)]
-        _, answers = await gather(works)
+            answers = await self._ask_classmates(reply)
+        else:
+            works: list[Coroutine[Any, Any, Any]] = [self.main.play(reply, policy), self._ask_classmates(reply)]
+            _, answers = await gather(works)
         reply.futures = [*reply.futures, *answers]
 
     def _main_is_right(self, reply: Rollout) -> bool:

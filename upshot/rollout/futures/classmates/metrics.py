@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
-from upshot.core.score import Score
 from upshot.rollout.futures.classmates.options import CLASSMATE, UNMASKED
-from upshot.rollout.futures.classmates.parts import agreement
+from upshot.rollout.futures.classmates.parts import agreement, verdicts_by_classmate
 from upshot.rollout.futures.classmates.thought_cut import last_sample, thought_span
 from upshot.rollout.reply import Rollout
 
@@ -37,12 +35,6 @@ def classmate_metrics(replies: Sequence[Rollout], names: Sequence[str], whole_re
     put("thought_length", [float(thought) for thought, _ in lengths])
     put("reply_length", [float(answer) for _, answer in lengths])
     put("no_thought", [float(thought == 0) for thought, _ in lengths])
-    shares = []
-    for reply in replies:
-        verdicts: dict[str, list[Score]] = defaultdict(list)
-        for future in reply.futures:
-            if future.cut and CLASSMATE in future.scores:
-                verdicts[future.by].append(future.scores[CLASSMATE])
-        shares.append(agreement(verdicts))
+    shares = [agreement(verdicts_by_classmate(reply.futures)) for reply in replies]
     put("agreement", [share for share in shares if share is not None])
     return out

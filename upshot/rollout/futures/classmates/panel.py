@@ -45,11 +45,8 @@ class Panel:
             return self._all_missing(
                 conversation, Score.missing(Reason.BAD_ROW, "no reference answer for the likelihood")
             )
-        jobs: list[Any] = []
-        if sampled:
-            jobs.append(classmate.answer(prompt, self.samples, conversation.seed))
-        if wants_likelihood:
-            jobs.append(classmate.likelihood(prompt, reference))
+        jobs: list[Any] = [classmate.answer(prompt, self.samples, conversation.seed)] if sampled else []
+        jobs += [classmate.likelihood(prompt, reference)] if wants_likelihood else []
         try:
             with at_work("futures"):
                 results = await asyncio.gather(*jobs)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from upshot.core.score import Reason, Score, mean_score
+from upshot.rewards.credit import plus
 from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmatesOptions
 from upshot.rollout.reply import Future
 
@@ -28,14 +29,11 @@ def classmate_parts(
     each classmate reaches without a thought. `main`: the verdict on the reply itself.
     """
     weights = {config.name: config.weight for config in options.classmates}
-    samples: dict[int, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
-    for future in futures:
-        if future.cut and CLASSMATE in future.scores:
-            samples[future.cut][future.by].append(future.scores[CLASSMATE])
     before = {name: mean_score(baselines.get(name, ()), f"{name}: no baseline") for name in weights}
     out: dict[str, Score] = {}
     for number in stretches or range(1, options.stretches + 1):
-        reached = {name: mean_score(scores) for name, scores in samples[number].items()}
+        verdicts = verdicts_by_classmate([future for future in futures if future.cut == number])
+        reached = {name: mean_score(scores) for name, scores in verdicts.items()}
         part = Score.missing(Reason.NO_THOUGHT, "the reply has no thought to hand on")
         if reached:
             part = weighted_mean(_gains(reached, before, options), weights)
@@ -44,6 +42,15 @@ def classmate_parts(
         out[options.part_name(number)] = _scale(part, options.weight)
         before = reached or before
     return out
+
+
+def verdicts_by_classmate(futures: Sequence[Future]) -> dict[str, list[Score]]:
+    """The verdicts on what each classmate answered to a thought."""
+    verdicts: dict[str, list[Score]] = defaultdict(list)
+    for future in futures:
+        if future.cut and CLASSMATE in future.scores:
+            verdicts[future.by].append(future.scores[CLASSMATE])
+    return verdicts
 
 
 def _gains(
@@ -56,7 +63,7 @@ def _gains(
     """
     if not options.has_baselines:
         return reached
-    gains = {name: minus(mean, before[name]) for name, mean in reached.items()}
+    gains = {name: plus(mean, _scale(before[name], -1.0)) for name, mean in reached.items()}
     if options.reward == "steps":
         return gains
     return {name: gain if gain.value is None else Score(max(gain.value, 0.0)) for name, gain in gains.items()}
@@ -89,7 +96,7 @@ def apply_gate(part: Score, gate: str, main: Score, right_from: float = 1.0) -> 
         return part
     if gate == "no_classmate_when_main_incorrect":
         return Score(0.0)
-    return part if part.value is None else Score(-part.value, detail=part.detail)
+    return _scale(part, -1.0)
 
 
 def _scale(part: Score, weight: float) -> Score:
@@ -103,10 +110,3 @@ def agreement(by_classmate: Mapping[str, Sequence[Score]]) -> float | None:
     sides = [mean >= 0.5 for mean in means if mean is not None]
     pairs = [(a, b) for i, a in enumerate(sides) for b in sides[i + 1 :]]
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
-
-
-def minus(score: Score, base: Score) -> Score:
-    """The difference of two scores; missing where one of them is."""
-    if score.value is None or base.value is None:
-        return score if score.value is None else base
-    return Score(score.value - base.value)

@@ -35,10 +35,9 @@ class ThoughtCut:
         """A keep spec of a recipe; `ValueError` for anything else."""
         if isinstance(spec, ThoughtCut):
             return spec
-        if _is_share(spec):
-            return cls(float(spec), float(spec))
-        if isinstance(spec, list | tuple) and len(spec) == 2 and all(map(_is_share, spec)) and spec[0] <= spec[1]:
-            return cls(float(spec[0]), float(spec[1]))
+        pair = (spec, spec) if _is_share(spec) else spec
+        if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_share, pair)) and pair[0] <= pair[1]:
+            return cls(float(pair[0]), float(pair[1]))
         tokens = _TOKENS.fullmatch(spec) if isinstance(spec, str) else None
         if tokens and int(tokens[2]) > 0:
             return cls(first=int(tokens[2])) if tokens[1] == "first" else cls(last=int(tokens[2]))
