@@ -7,26 +7,15 @@ that uses none of the phrases below is not seen, nor is a goal retold in other w
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import yaml
 
 _WORD = re.compile(r"\w+", re.UNICODE)
-_ASSISTANT_PHRASES = re.compile(
-    r"""^\W*(assistant|ai|chatbot)\s*:
-    | \bas\ an?\ (ai|assistant|language\ model)\b
-    | \bi(\ a|['’])m\ an?\ (ai|assistant|language\ model)\b
-    | \bhow\ (can|may|could)\ i\ (help|assist)\ you
-    | \bwhat\ can\ i\ (help|assist)\ you\ with
-    | \bi(\ woul|['’])d\ be\ (happy|glad)\ to\ (help|assist)
-    | \bi(\ a|['’])m\ (here|happy|glad)\ to\ (help|assist)
-    | \b(please\ )?(feel\ free\ to|don['’]t\ hesitate\ to)\ (ask|reach\ out)
-    | \blet\ me\ know\ if\ you\ (have|need|would|['’]d)
-    | \bi\ hope\ (this|that)\ helps\b
-    | ^\W*(certainly|sure|of\ course|absolutely)\W+(here|i\ can|i['’]ll|let['’]s|let\ me)\b
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-_HINTS = {"assistant", "ai", "chatbot", "model", "help", "assist", "ask", "reach", "know", "helps"}
-_HINTS |= {"certainly", "sure", "course", "absolutely"}
-"""Every phrase above holds one of these: a message without any needs no closer look, and most have none."""
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_ASSISTANT_PHRASES = re.compile("|".join(_TABLE["phrases"]), re.IGNORECASE)
+_HINTS = {*_TABLE["hints"].split()}
+"""Every phrase holds one of these: a message without any needs no closer look, and most have none."""
 NO_ANSWER = {"", "none", "n/a", "null", "unknown", "nothing", "nothing yet"}
 ECHO_SHARE = 0.6
 """Share of the assistant's last message that makes a user's message its echo."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from fractions import Fraction
+from pathlib import Path
+
+import yaml
 
 from upshot.tasks.verifiers.math.units import unit_of
 
@@ -23,19 +26,10 @@ NUMBER = re.compile(
     rf"(?:(?P<whole>\d{{1,9}})\s(?=\d{{1,9}}/\d))?(?P<top>{_PLAIN})(?:\s?/\s?(?P<bottom>{_UNSIGNED}))?(?P<percent>\s?\\?%)?"
     r"(?:(?P<scale>\s?[kK]|\s(?:hundred|thousand|million|billion|trillion))(?!\w))?"
 )
-_SCALES = {"k": 3, "hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_SCALES: dict[str, int] = _TABLE["scales"]
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|\bno)\s+$", re.IGNORECASE)
-_SAID = (
-    "not no never or than least most except but if else unless perhaps maybe guess wrong incorrect unknown plus "
-    "dozens? half halves quarters? thirds? (?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand)ths squared "
-    "cubed factorial root power tens hundreds? thousands? lakhs? crores? grand mil mn millions? bn billions? "
-    "trillions? two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
-    "eighty ninety"
-).replace(" ", "|")
-_SAID_BEFORE = (
-    "about approximately around roughly nearly almost over under above below minus negative between up\\sto twice "
-    "double triple"
-).replace(" ", "|")
+_SAID, _SAID_BEFORE = ("|".join(_TABLE[name].split()) for name in ("said", "said_before"))
 _ABOUT = re.compile(
     rf"\b(?:{_SAID})\b|n't|^.*\b(?:{_SAID_BEFORE})\b[^\0]*\0|\0 ?[xyznie]\b|!.*\0|[?❌✗✘✖]",
     re.IGNORECASE | re.DOTALL,

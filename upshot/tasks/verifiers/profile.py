@@ -148,19 +148,14 @@ async def measure(checks: RowChecks, program: str, basis: str = "reference") -> 
     for index, results in enumerate(zip(*looks, strict=True)):
         if any(result.outcome is Outcome.SANDBOX_FAULT for result in results):
             return None
-        failed = next((result for result in results if _is_broken(result)), None)
+        passing = (Outcome.PASSED, Outcome.UNCONFIRMED)
+        failed = next((r for r in results if r.outcome not in passing or r.detail == NOTHING_CHECKED), None)
         doubted = next((r for r in results if not r.passed), None)
         kinds.append(CheckKind.BROKEN if failed else CheckKind.BELIEVED if doubted else CheckKind.DECIDABLE)
         if seen := failed or doubted:
             sometimes = "only sometimes: " if failed and any(r is not failed and r.passed for r in results) else ""
             reasons[index] = f"{sometimes}{seen.outcome}: {seen.detail.strip()[-300:]}"
     return RowProfile(tuple(kinds), basis, reasons)
-
-
-def _is_broken(result: TestResult) -> bool:
-    """Whether a reference shows by a result that the check does not work."""
-    passes = result.outcome in (Outcome.PASSED, Outcome.UNCONFIRMED)
-    return not passes or result.detail == NOTHING_CHECKED
 
 
 def is_witness(profile: RowProfile, results: Sequence[TestResult]) -> bool:

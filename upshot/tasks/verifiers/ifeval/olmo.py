@@ -101,12 +101,6 @@ def start_end(text: str) -> bool:
     return len(written) > 1 and written[0] == written[-1] and text.strip()[-1].isalnum()
 
 
-def two_paragraphs_by_blank_lines(text: str) -> bool:
-    """Two paragraphs, separated by a blank line."""
-    parts = [part.strip() for part in text.strip().split("\n\n")]
-    return len(parts) == 2 and all(parts)
-
-
 def every_sentence(text: str, place: int, word: str | Sequence[str]) -> bool:
     """Whether every sentence has a word at a place."""
     tokens_of_sentences = [tokens(sentence) for sentence in sentences(text)]
@@ -154,7 +148,8 @@ OLMO: dict[str, Check] = {
     "keywords:keyword_specific_position": keyword_position,
     "keywords:start_end": start_end,
     "paragraphs:paragraphs": lambda text: number_paragraphs(text, 2),
-    "paragraphs:paragraphs2": two_paragraphs_by_blank_lines,
+    # separated by a blank line
+    "paragraphs:paragraphs2": lambda text: len(parts := text.strip().split("\n\n")) == 2 and all(map(str.strip, parts)),
     "first_word:first_word_sent": lambda text, first_word: every_sentence(text, 0, first_word),
     "last_word:last_word_sent": lambda text, last_word: every_sentence(text, -1, last_word),
     "first_word:first_word_answer": lambda text, first_word: tokens(text)[:1] == [one(first_word).lower()],
@@ -193,12 +188,6 @@ def sentence_constraint(text: str, N: int, quantifier: str) -> bool:
     return meets(len(ends) - short + 1, quantifier, N, 1)
 
 
-def paragraph_count(text: str, N: int) -> bool:
-    """Exactly N paragraphs, separated by `* * *`."""
-    parts = text.split("* * *")
-    return len(parts) == N and all(part.strip() for part in parts)
-
-
 def paragraphs(text: str, N: int, first_word: str, i: int) -> bool:
     """Exactly N paragraphs, separated by blank lines, and the i-th starts with a word."""
     parts = text.split("\n\n")
@@ -211,12 +200,6 @@ def sections(text: str, N: int, section_splitter: str) -> bool:
     return len(parts) - (parts[0] == "") == N
 
 
-def two_different(text: str) -> bool:
-    """Two different responses, separated by ******."""
-    first, _, second = text.partition("******")
-    return text.count("******") == 1 and first.strip() != second.strip()
-
-
 OLD: dict[str, Check] = {
     "verify_keyword_frequency": lambda text, word, N: (
         len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)) == N
@@ -226,7 +209,8 @@ OLD: dict[str, Check] = {
         not any(word.lower() in text.lower() for word in forbidden_words)
     ),
     "verify_letter_frequency": lambda text, letter, N: text.count(letter) == N,
-    "verify_paragraph_count": paragraph_count,
+    # separated by `* * *`
+    "verify_paragraph_count": lambda text, N: len(parts := text.split("* * *")) == N and all(map(str.strip, parts)),
     "validate_word_constraint": lambda text, N, quantifier: meets(len(text.split()), quantifier, N, tenth(N)),
     "verify_sentence_constraint": sentence_constraint,
     "validate_paragraphs": paragraphs,
@@ -236,7 +220,9 @@ OLD: dict[str, Check] = {
     "validate_sections": sections,
     "validate_json_format": is_json,
     "validate_repeat_prompt": lambda text, original_prompt: text.startswith(original_prompt),
-    "validate_two_responses": two_different,
+    "validate_two_responses": lambda text: (
+        len({*map(str.strip, text.split("******"))}) == text.count("******") + 1 == 2
+    ),
     # in whatever language
     "validate_uppercase": lambda text: text == text.upper(),
     "validate_lowercase": lambda text: text == text.lower(),

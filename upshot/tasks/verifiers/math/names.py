@@ -7,19 +7,17 @@ name, not even a product without a sign: what `x-2` or `xy` is equal to says not
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-_GREEK = (
-    r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|rho|varrho|sigma"
-    r"|tau|upsilon|phi|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Upsilon|Phi|Psi|Omega|ell)(?![a-zA-Z])"
+import yaml
+
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_GREEK, _NO_NAME, _FUNCTION = (
+    f"(?:{'|'.join(_TABLE[name].split())})(?![a-zA-Z])" for name in ("greek", "no_name", "functions")
 )
-_NO_NAME = (
-    r"(?:sqrt|pi|infty|emptyset|R|cdot|times|div|pm|mp|ast|circ|frac|binom|exp|int|sum|prod|lim|cup|cap|setminus"
-    r"|ldots|cdots|dots)"
-)
-"""Commands that are numbers, sets or arithmetic."""
-_COMMAND = rf"\\(?!{_NO_NAME}(?![a-zA-Z]))[a-zA-Z]+(?![a-zA-Z])"
+_COMMAND = rf"\\(?!{_NO_NAME})[a-zA-Z]+(?![a-zA-Z])"
 _INDEX = r"(?:_(?:\{[^{}]*\}|\d+|\w))?'*"
-_LETTER = rf"(?:[a-zA-Z]|{_GREEK})"
+_LETTER = rf"(?:[a-zA-Z]|\\{_GREEK})"
 _SYMBOL = (
     rf"(?:(?:\\overline\{{[A-Z]{{2}}\}}|\[[A-Z]{{3,5}}\]|\|[A-Z]{{1,3}}\||[fghA-Z]\^\{{-1\}}|\\Delta ?[a-zA-Z]"
     rf"|{_LETTER}){_INDEX}|(?:[A-Z]{_INDEX}){{2,4}})"
@@ -27,7 +25,7 @@ _SYMBOL = (
 _NUMBER = r"-?(?:\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\})"
 _ARGUMENT = rf"(?:{_SYMBOL}|{_NUMBER}|[A-Z] ?\\(?:cup|cap) ?[A-Z])"
 _CALL = rf"{_LETTER}(?:\^\{{-1\}})?{_INDEX}\({_ARGUMENT}(?:,{_ARGUMENT})*\)"
-_APPLIED = rf"(?:m(?=\\angle))?(?!{_GREEK}){_COMMAND}{_INDEX} ?(?:{_SYMBOL}|\d+|\({_ARGUMENT}(?:,{_ARGUMENT})*\))"
+_APPLIED = rf"(?:m(?=\\angle))?(?!\\{_GREEK}){_COMMAND}{_INDEX} ?(?:{_SYMBOL}|\d+|\({_ARGUMENT}(?:,{_ARGUMENT})*\))"
 """A command needs no brackets: \\sin x, \\log_2 8, m\\angle A; a Greek letter before another one is a factor."""
 _SUMS = r"(?:[+*^=<>]|\d[a-zA-Z]\b|-(?:\s|\d|[a-zA-Z]\b)|\b[a-zA-Z]/|/\d)"
 """Arithmetic in a text: x-2, but not x-coordinate."""
@@ -36,7 +34,7 @@ NAME = re.compile(
     rf"|⟪(?![^⟪⟫]*{_SUMS})[^⟪⟫]+⟫"
     r"|[PE][(\[][^()\[\]]*[)\]]|\\frac\{d[a-z]?\}\{d[a-z]\}"
 )
-_KNOWN = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|arcsin|arccos|arctan|sinh|cosh|tanh)(?![a-zA-Z])(.*)")
+_KNOWN = re.compile(rf"\\{_FUNCTION}(.*)")
 
 
 def letters(text: str) -> set[str]:

@@ -23,11 +23,7 @@ _ALIASES = {alias: name for name, aliases in _TABLE["names"].items() for alias i
 _KNOWN = {*_SIZES, *_ALIASES, *_ALIASES.values(), *_TABLE["counted"].split()}
 _ABOUT = frozenset(_TABLE["about"].split())
 _SCALES: dict[str, int] = _TABLE["scales"]
-_LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore|and),?\s*)?(?:(?:the|our|my)\s+)?(?:final\s+|correct\s+)?(?:answer|result)\s*"
-    r"(?:is|:|=)*\s*:?",
-    re.IGNORECASE,
-)
+_LEAD = re.compile(_TABLE["lead"], re.IGNORECASE)
 _LABEL = re.compile(r"\(?([A-J])\)?[.:]?")
 _OPENING = re.compile(r"⟪([^⟪⟫]*)⟫")
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound"}
