@@ -28,7 +28,7 @@ class Clock:
         self._count += 1
 
     def soon(self, call: Resume) -> None:
-        """Call something now, but not from here: a chain of a thousand who wait for each other is no recursion."""
+        """Call something now, but not from here, so that a chain of a thousand waiting processes does not recurse."""
         self._soon.append(call)
 
     def start(self, process: Process, ended: Resume | None = None) -> None:

@@ -27,7 +27,7 @@ class Fleet:
     workers: int
 
     def times(self, factor: int) -> Fleet:
-        """The same for so many times the work."""
+        """The same for this many times the work."""
         return Fleet({name: count * factor for name, count in self.replicas.items()}, self.workers * factor)
 
     def at(self, site: Site) -> Site:
