@@ -128,7 +128,7 @@ def forwards(model: Any, peer: bool) -> dict[str, Forward]:
 
 @dataclass
 class Measured:
-    """One way, one number of tokens."""
+    """One way at one number of tokens."""
 
     forward: float = 0.0
     whole: float = 0.0
