@@ -37,7 +37,7 @@ TEMPLATE = (
 
 
 def make(shape: str, order: int, device: str) -> tuple[Any, Any]:
-    """A model of random weights and a tokenizer that numbers its words in an order of its own."""
+    """A model of random weights and a tokenizer that numbers its words in a different order."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -182,7 +182,7 @@ async def main(options: argparse.Namespace) -> dict[str, Any]:
     replies = [reply for group in groups for reply in group]
 
     async def continue_all(with_: Classmates, one_by_one: bool) -> float:
-        """All classmates' answers to the last step's thoughts: everybody at once, or one classmate after the other."""
+        """All classmates' answers to the last step's thoughts: all at once, or one classmate after the other."""
         await with_.start()
         best = float("inf")
         for _ in range(options.repeats + 1):

@@ -43,7 +43,8 @@ TOKENS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration: replies a prompt, seconds of a call of the user and of the judge, calls of each in flight."""
+    """One configuration: replies per prompt, seconds of a call of the user and of the judge, calls of each in
+    flight."""
 
     group: int
     user_s: float
@@ -74,7 +75,7 @@ PREDICTED = (Case(8, 2.0, 4.0, 64), Case(8, 1.0, 2.0, 16), Case(4, 2.0, 1.0, 8),
 
 
 def answer(body: dict[str, Any]) -> str:
-    """What the endpoints say: the judge is asked for interactivity, the user for a response."""
+    """The endpoints' answers: the judge is asked for interactivity, the user for a response."""
     return JUDGE if '"interactivity":' in str(body["messages"]) else USER
 
 
@@ -88,7 +89,7 @@ async def serve(latency: float) -> None:
 
 
 def measured(case: Case, steps: int, engine: Sequence[str] = ()) -> list[float]:
-    """Seconds of each step's rollout; the first, which warms up, left out."""
+    """Seconds of each step's rollout, without the first, which warms up."""
     words = [sys.executable, __file__, "--serve"]
     servers = [
         subprocess.Popen([*words, str(s)], stdout=subprocess.PIPE, text=True) for s in (case.user_s, case.judge_s)

@@ -25,14 +25,14 @@ TEXTS = 64
 
 
 def make_step(rows: int, tokens: int) -> tuple[list[list[Rollout]], list[BatchRow]]:
-    """Replies of so many ids in groups of eight, and what verl would have found of them."""
+    """Replies of this many ids in groups of eight, and what verl would have computed for them."""
     rng, groups, batch = random.Random(0), [], []
     said = [tuple(rng.randrange(32_000) for _ in range(tokens)) for _ in range(TEXTS)]
     sampled = [tuple(-rng.random() for _ in range(tokens)) for _ in range(TEXTS)]
     found = [[value + 1e-3 for value in logprobs] for logprobs in sampled]
     for number in range(rows):
         ids, logprobs = said[number % TEXTS], sampled[number % TEXTS]
-        prompt = (number, *range(1, PROMPT))  # by which the rows are told apart
+        prompt = (number, *range(1, PROMPT))  # distinguishes the rows
         talk = Conversation(Row(str(number // GROUP), (Message("user", "x"),)), 0, str(number))
         talk.turns = (*talk.turns, Turn(Message("assistant", "y"), Sample(prompt, ids, logprobs, "stop")))
         score = Score(rng.random())

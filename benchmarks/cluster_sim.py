@@ -33,7 +33,7 @@ from upshot.config.load import explain_error, load_recipe, read_yaml
 from upshot.core.errors import UserError
 
 MOST_STEPS, REPLIES = 20, 4096
-"""Steps of a line that are simulated unless one says otherwise: the fewer the larger they are."""
+"""Steps that are simulated per line by default: fewer for larger ones."""
 TIMES = ("GPUs", "steps", "replies", "step s", "rollout s", "tail s", "learn s", "sync s", "lost s", "missing")
 WHERE = ("GPUs", "workers", "replicas", "calls", "seconds of a reply", "busy")
 

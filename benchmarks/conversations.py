@@ -44,7 +44,7 @@ JUDGES = {key: json.dumps({"thought": "fine", key: 1}) for key in ("accuracy", "
 
 
 def answer(prompt: str) -> str:
-    """What the scripted models say: by the prompt they are shown."""
+    """What the scripted models say, depending on their prompt."""
     if prompt.startswith("You play a person"):
         return USER
     for key, text in JUDGES.items():

@@ -56,7 +56,7 @@ def replay(group: list[list[int]], prompt: list[int], length: int, gram: int, li
 
 
 def cost(rows: float) -> float:
-    """Microseconds of the products of a layer for so many rows, between the measured ones in a straight line."""
+    """Microseconds of a layer's products for this many rows, interpolated linearly between the measured ones."""
     known = sorted(STEP_US)
     low = max((r for r in known if r <= rows), default=known[0])
     high = min((r for r in known if r >= rows), default=known[-1])

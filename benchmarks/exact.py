@@ -43,7 +43,7 @@ _failed: list[str] = []
 
 
 def changed_rows(function: Callable[[Tensor, int], Tensor], x: Tensor) -> tuple[int, float]:
-    """Rows of function(x) that come out otherwise when x is cut into parts; the largest difference."""
+    """The number of rows of function(x) that change if x is cut into parts, and the largest difference."""
     whole = function(x, 0)
     parts = torch.cat([function(x[start:stop], start) for start, stop in PARTS])
     wrong = (whole != parts).flatten(1).any(1) if whole.dim() > 1 else whole != parts
@@ -79,7 +79,7 @@ def operations(model: Any, kernels: bool) -> dict[str, tuple[Callable[[Tensor, i
 
 
 def attention_rows(model: Any, kernels: bool, exact: bool) -> tuple[int, float]:
-    """Queries whose attention changes when the sequence ends after them, or when others stand beside it."""
+    """Queries whose attention changes if the sequence ends after them, or if other sequences are in the batch."""
     config, weight = model.config, model.lm_head.weight
     torch.manual_seed(2)
     dim, kv = model.model.layers[0].self_attn.head_dim, config.num_key_value_heads
@@ -133,7 +133,7 @@ def table(model: Any, kernels: bool) -> None:
 
 
 class Compare(PolicyGradient):
-    """Counts the log-probabilities of a training forward that are not bitwise the sampler's."""
+    """Counts the log-probabilities of a training forward that differ bitwise from the sampler's."""
 
     wrong = count = 0
 
@@ -158,7 +158,7 @@ def datum(seq: Sequence) -> Datum:
 
 
 def check(title: str, model: Any, seqs: list[Sequence], budget: int, exact: bool) -> None:
-    """One line: how many of the engine's log-probabilities are not the learner's."""
+    """One line: how many of the engine's log-probabilities differ from the learner's."""
     data = [datum(seq) for seq in seqs]
     found = learner_of(model, budget, exact).logprobs(data)
     wrong = count = 0

@@ -386,7 +386,7 @@ def main() -> int:
     parser.add_argument("--no-peer", action="store_true", help="do not run transformers' generate")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
-    gc.freeze()  # what the imports made is not looked through again, as in the commands (models/local.py)
+    gc.freeze()  # what the imports created is not searched again, as in the commands (models/local.py)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shapes = args.shapes or (["135m", "1.1b"] if device.type == "cuda" else ["quickstart"])
     tops = ceilings(device) if device.type == "cuda" else {}

@@ -160,7 +160,7 @@ async def ours(
     rows = [Row(f"r{i}", (Message("user", words(i, options.prompt, vocab)),)) for i in range(options.prompts)]
     line = Timeline(model.engine, options.prompts) if options.user_ms else None
     gc.collect()
-    gc.freeze()  # as a run does: what it has imported stays, and looking through it takes 0.3 s
+    gc.freeze()  # as in a run: what it has imported stays, and searching it takes 0.3 s
     steps = []
     for number in range(options.repeats + 1):
         if device.type == "cuda":
@@ -203,7 +203,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(options: argparse.Namespace) -> argparse.Namespace:
-    """What was left open, by the shape."""
+    """Fill in the settings that were left open, depending on the shape."""
     small = options.shape in ("tiny", "quickstart")
     options.shape = options.shape or ("8b" if options.collabllm else "135m")
     options.samples, options.rounds = (3, 2) if options.collabllm else (1, 0)

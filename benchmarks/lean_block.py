@@ -128,7 +128,7 @@ def forwards(model: Any, peer: bool) -> dict[str, Forward]:
 
 @dataclass
 class Measured:
-    """One way, one number of tokens."""
+    """One way at one number of tokens."""
 
     forward: float = 0.0
     whole: float = 0.0
@@ -137,7 +137,7 @@ class Measured:
     peak: float = 0.0
 
     def line(self, tokens: int, work: float) -> str:
-        """The figures, with what they mean for so many tokens and FLOPs."""
+        """The figures, and what they mean for this many tokens and FLOPs."""
         return (
             f"forward {self.forward * 1e3:7.1f} ms, whole {self.whole * 1e3:7.1f} ms (host {self.host * 1e3:6.1f}), "
             f"{tokens / self.whole:9,.0f} tokens/s, {work / self.whole / 1e12:5.0f} TFLOP/s, "

@@ -110,7 +110,7 @@ def flops(module: Any, tokens: int) -> float:
 
 @contextmanager
 def way(learner: Learner, name: str) -> Iterator[None]:
-    """Inside: the learner reads in this way."""
+    """Inside this context, the learner reads in this way."""
     before = learner.forward
     kind, _, shared = name.partition(", ")
     if kind == "padded":
@@ -217,7 +217,7 @@ def run(name: str, args: argparse.Namespace, device: torch.device) -> None:
     sizes = (2, 8, 32, 8, 32) if small else (args.prompts, args.replies, args.prompt, 64, 256)
     data = sequences(SHAPES[name]["vocab"], *sizes)
     tokenizer = tiny_tokenizer([f"w{n}" for n in range(64)])
-    # Next to no rate: every step is the same step, whichever way comes first.
+    # A tiny learning rate: every step is the same, whichever way comes first.
     learner = Learner(module, tokenizer, TrainConfig(lr=1e-30, token_budget=1 << 14, length_norm="sequence"))
     if args.checkpoint:
         module.gradient_checkpointing_enable()

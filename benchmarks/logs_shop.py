@@ -40,7 +40,7 @@ def call(log: dict[str, float], name: str, *words: str) -> None:
 
 
 def train(log: dict[str, float], run: Path, *words: str) -> None:
-    """Train into a run folder: from the beginning, on, or not at all where it is finished."""
+    """Train into a run folder: from the beginning, continued, or not at all if it is finished."""
     status = run / "status.json"
     if status.is_file() and json.loads(status.read_text()).get("state") == "finished":
         return
@@ -50,7 +50,7 @@ def train(log: dict[str, float], run: Path, *words: str) -> None:
 
 
 def keep_once(rows: Path, out: Path) -> Path:
-    """The rows without those whose words were there before."""
+    """The rows without those whose words occurred before."""
     table, seen, kept = parquet.read_table(rows), set[str](), list[int]()
     for number, row in enumerate(table.select(["prompt"]).to_pylist()):
         words = json.dumps(row["prompt"])

@@ -98,7 +98,7 @@ def sampling(shape: str, work: dict[str, tuple[int, int, int]], device: torch.de
         taken = {}
         for name, threshold in (("ours", NEVER), ("library", library))[alone:]:
             engine.runner.long_run = threshold
-            engine.weights_changed()  # nothing is read out of the cache
+            engine.weights_changed()  # nothing is read from the cache
             taken[name] = generate.measure(engine, generate.batch_work(*size), 1)[0]
         ratio = "" if alone else f", ours {taken['ours']:.2f} s ({taken['ours'] / taken['library']:.2f})"
         if title in theirs:
@@ -159,7 +159,7 @@ def sampling_growth(shape: str, lengths: list[int], device: torch.device, settin
             torch.cuda.reset_peak_memory_stats()
         seconds_of = {}
         for count in (1, new + 1):
-            engine.weights_changed()  # nothing is read out of the cache
+            engine.weights_changed()  # nothing is read from the cache
             seconds_of[count] = generate.measure(engine, generate.batch_work(rows, ids, count), 1)[0]
         read, sampled = seconds_of[1], max(seconds_of[new + 1] - seconds_of[1], 1e-9)
         used = rows * (ids + new + 1) * each

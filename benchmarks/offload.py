@@ -46,7 +46,7 @@ class HostMemory:
         self.back: dict[int, tuple[Tensor, Any]] = {}
 
     def put(self, layer: int, x: Tensor) -> None:
-        """Begin to copy; the device's memory is given up when an earlier copy is done."""
+        """Begin to copy; the device's memory is released once an earlier copy is done."""
         if layer not in self.host:
             self.host[layer] = torch.empty(x.shape, dtype=x.dtype, pin_memory=self.cuda)
         if not self.cuda:
@@ -73,7 +73,7 @@ class HostMemory:
             self.back[layer] = (x, self.stream.record_event())
 
     def take(self, layer: int, like: Tensor) -> Tensor:
-        """What was kept of a layer."""
+        """What was kept for a layer."""
         if layer not in self.back:
             self.fetch(layer, like)
         x, done = self.back.pop(layer)
@@ -84,7 +84,7 @@ class HostMemory:
 
 @contextmanager
 def offloaded(memory: HostMemory) -> Iterator[None]:
-    """Inside, blocks keep their way up on the host where the memory says so."""
+    """Inside this context, blocks keep their up-projection on the host where the memory says so."""
     forward, backward, way_up = Block.forward, Block.backward, Block._way_up
 
     def own_forward(self: Block, *args: Any, **more: Any) -> Any:

@@ -89,7 +89,7 @@ def said(engine: Engine, args: argparse.Namespace) -> list[list[int]]:
 
 
 def half_done(engine: Engine, args: argparse.Namespace) -> list[Sequence]:
-    """The same requests, left in the middle."""
+    """The same requests, interrupted half-way."""
     engine.pool.forget()
     asked = requests(engine, args.prompts, args.prompt, args.new)
     for _ in range(args.new // 2):
@@ -240,7 +240,7 @@ class Bench:
             whole.append(time.perf_counter() - began)
             loads.append(self.pool.swap_s - sum(loads))
             sizes.append(seat.weights.size)
-            if name in half:  # what was left half done is done now, from the ids it had
+            if name in half:  # what was interrupted is finished now, from the ids it had
                 engine.run_until_done()
                 own = [seq.sampled for seq in half.pop(name)]
                 assert all(len(ids) == self.args.new for ids in own), "a request was lost"
@@ -303,7 +303,7 @@ class Bench:
             await self.pool.aclose()
 
         for engine in self.engines.values():
-            engine.pool.forget()  # of an earlier step nothing is of use in the next
+            engine.pool.forget()  # nothing of an earlier step is useful in the next
         self.sync()
         started = time.perf_counter()
         asyncio.run(play())
@@ -330,7 +330,7 @@ class Bench:
         }  # fmt: skip
 
     def table(self) -> str:
-        """What was found, against the goals."""
+        """The results, compared with the goals."""
         swaps, memory, step = self.found["swaps"], self.found["memory"], self.found["step"]
         half = f"; of {swaps['left_half_done']} left half done {swaps['of_those_differ']}"
         rows = [

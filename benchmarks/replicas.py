@@ -37,7 +37,7 @@ TURNS, TOKENS = 4, 16
 
 
 class Load:
-    """Conversations that never end, and what came of their calls."""
+    """Conversations that never end, and the results of their calls."""
 
     def __init__(self, model: Model, words: list[str]) -> None:
         self.model, self.words = model, words
@@ -78,7 +78,7 @@ async def measure(file: Path, words: list[str], seconds: float, conversations: i
     async with connect(spec) as model:
         load = Load(model, words)
         talks = [asyncio.create_task(load.talk(number)) for number in range(conversations)]
-        await asyncio.sleep(seconds)  # the rates of the first calls say how late is late
+        await asyncio.sleep(seconds)  # the rates of the first calls define what counts as slow
         whole: list[float] = []
         short: list[float] = []
         for _ in range(3):

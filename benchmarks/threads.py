@@ -46,7 +46,7 @@ def work() -> None:
 
 
 def speeds(setting: str, processes: int) -> list[float]:
-    """Steps a second of so many processes at once."""
+    """Steps per second with this many processes at once."""
     env = {key: value for key, value in os.environ.items() if key not in (*CALM, "OMP_NUM_THREADS")}
     env["UPSHOT_THREADS"] = setting
     command = [sys.executable, __file__, "work"]

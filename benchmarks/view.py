@@ -79,7 +79,7 @@ def make_reply(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 def make_run(folder: Path, rollouts: int) -> None:
-    """A run folder of so many rollouts."""
+    """A run folder of this many rollouts."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text("name: many\nseed: 0\n")

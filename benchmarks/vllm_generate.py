@@ -70,7 +70,7 @@ class Requests:
 
 
 def batch_rows(size: tuple[int, int, int], requests: Requests, rng: random.Random, vocab: int) -> float:
-    """Prompts of so many ids, so many new ones each; when the clock started."""
+    """Prompts of this many ids, this many new ids for each; when the clock started."""
     prompts, ids, new = size
     rows = [ids_of(rng, vocab, ids) for _ in range(prompts)]
     began = time.perf_counter()

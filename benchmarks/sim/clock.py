@@ -14,7 +14,7 @@ Process = Generator[Wait, None, Any]
 
 
 class Clock:
-    """Runs what is due, in order of time; of one moment, what was asked for first."""
+    """Runs what is due, in order of time; at equal times, in the order of the calls."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -23,12 +23,12 @@ class Clock:
         self._count = 0
 
     def at(self, time: float, call: Resume) -> None:
-        """Call something at a time that is not past."""
+        """Call something at a time that is not in the past."""
         heapq.heappush(self._due, (time, self._count, call))
         self._count += 1
 
     def soon(self, call: Resume) -> None:
-        """Call something now, but not from here: a chain of a thousand who wait for each other is no recursion."""
+        """Call something now, but not from here, so that a chain of a thousand waiting processes does not recurse."""
         self._soon.append(call)
 
     def start(self, process: Process, ended: Resume | None = None) -> None:
@@ -44,7 +44,7 @@ class Clock:
         self.soon(resume)
 
     def run(self) -> float:
-        """Go on until nothing is due any more; the time then."""
+        """Run until nothing is due any more; returns the time then."""
         soon, due = self._soon, self._due
         while soon or due:
             while soon:
@@ -80,7 +80,7 @@ class Clock:
 
 
 class Slots:
-    """So many may be inside at once, the others wait in one line. Counts what Little's law speaks of."""
+    """At most this many may be inside at once, the others queue. Counts what Little's law relates."""
 
     def __init__(self, clock: Clock, bound: int) -> None:
         self.clock, self.bound = clock, bound
@@ -92,11 +92,11 @@ class Slots:
 
     @property
     def line(self) -> int:
-        """How many wait."""
+        """How many are waiting."""
         return len(self._line)
 
     def take(self) -> Wait:
-        """Wait for one's turn."""
+        """Wait until admitted."""
 
         def wait(resume: Resume) -> None:
             self._count()
@@ -106,7 +106,7 @@ class Slots:
         return wait
 
     def give(self) -> None:
-        """Leave, for the next to enter."""
+        """Leave, so that the next may enter."""
         self._count()
         self.held -= 1
         self._admit()
@@ -126,14 +126,14 @@ class Slots:
 
 
 class Thread:
-    """Does one thing after the other, in the order in which they come."""
+    """Does one thing after the other, in order of arrival."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.busy_s = self._free = 0.0
 
     def work(self, seconds: float) -> Wait:
-        """Wait for one's turn, and for so much work."""
+        """Wait in the queue, then for this much work."""
 
         def wait(resume: Resume) -> None:
             self.busy_s += seconds
@@ -144,7 +144,8 @@ class Thread:
 
 
 class Pace:
-    """So many a minute, a second's worth of them at once: the token bucket of `upshot/models/client/limits.py`."""
+    """This many per minute, one second's worth of them at once: the token bucket of
+    `upshot/models/client/limits.py`."""
 
     def __init__(self, clock: Clock, per_minute: float) -> None:
         self.clock = clock

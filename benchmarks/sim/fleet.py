@@ -20,14 +20,14 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True)
 class Fleet:
-    """What stands beside the policy's servers."""
+    """The replicas and workers beside the policy's servers."""
 
     replicas: Mapping[str, int]
     """Of each helper that is served; a hosted one has none of ours."""
     workers: int
 
     def times(self, factor: int) -> Fleet:
-        """The same for so many times the work."""
+        """The same for this many times the work."""
         return Fleet({name: count * factor for name, count in self.replicas.items()}, self.workers * factor)
 
     def at(self, site: Site) -> Site:
@@ -40,13 +40,13 @@ class Fleet:
 
 
 def fleet_of(work: Work, site: Site) -> Fleet:
-    """The fleet that a site says."""
+    """The fleet that a site describes."""
     served = [name for name in work.calls() if name != POLICY and not site.helper(name).hosted]
     return Fleet({name: site.helper(name).replicas for name in served}, site.workers.count)
 
 
 def part_of(work: Work, gpus: int) -> tuple[Work, int, int]:
-    """A part of a large step with its GPUs, and how many times it goes into the whole."""
+    """A part of a large step with its GPUs, and how often it fits into the whole."""
     times = 1
     while work.replies / (2 * times) >= SAMPLE and work.prompts % (2 * times) == gpus % (2 * times) == 0:
         times *= 2
@@ -54,7 +54,7 @@ def part_of(work: Work, gpus: int) -> tuple[Work, int, int]:
 
 
 def needed(work: Work, site: Site, gpus: int, slack: float = SLACK) -> Fleet:
-    """The fewest of each, searched while the others are more than enough, that do not hold the step up."""
+    """The smallest number of each that does not delay the step, while there are more than enough of the others."""
 
     def seconds(fleet: Fleet) -> float:
         return play(work, fleet.at(site), gpus).seconds

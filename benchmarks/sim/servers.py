@@ -38,7 +38,7 @@ class Server:
         self._number = self._plan_number = 0
 
     def generate(self, prompt: float, tokens: float) -> Wait:
-        """Read so many new tokens of a prompt, then generate so many."""
+        """Read this many new tokens of a prompt, then generate this many."""
 
         def wait(resume: Resume) -> None:
             self._advance()

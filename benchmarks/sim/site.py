@@ -92,7 +92,8 @@ class WorkerSite(Section):
     call_s: float = Field(0.0015, ge=0)
     """CPU of a worker for each call: rendering, HTTP, JSON. One thread does all of them."""
     poll_s: float = Field(2.0, ge=0)
-    """verl looks so often whether all replies of a step are there; 0: it is told at once, as in local mode."""
+    """Seconds between verl's checks whether all replies of a step are finished; 0: notified at once, as in local
+    mode."""
     environment_s: Length = Length(median=0)
     """Of the environment between two turns of an episode."""
 
@@ -119,7 +120,7 @@ class FailureSite(Section):
 
 
 class Site(Section):
-    """Everything that `cluster_sim` is told beside the recipe."""
+    """Everything that `cluster_sim` needs besides the recipe."""
 
     policy: PolicySite = PolicySite()
     helpers: dict[str, EndpointSite] = Field(default_factory=dict)

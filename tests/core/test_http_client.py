@@ -72,11 +72,11 @@ async def server(answer: Answer, delay: float = 0.0) -> AsyncIterator[tuple[str,
 
 
 def call(answer: Answer, delay: float = 0.0, retry: RetryPolicy = FAST, **options: Any) -> tuple[Any, int]:
-    """The answer or the error of one POST, and how many requests it took."""
+    """The answer or the error of one POST, and how many requests it took; with a delay, it times out."""
 
     async def run() -> tuple[Any, int]:
         async with server(answer, delay) as (url, seen):
-            client = HttpClient(url, retry=retry, timeout_s=0.5)
+            client = HttpClient(url, retry=retry, timeout_s=0.5 if delay else 60.0)
             try:
                 return (await client.request("POST", "/x", {"a": 1}, **options))[0], len(seen)
             except AttemptError as error:

@@ -151,6 +151,21 @@ def test_a_reply_without_a_verdict_is_not_counted_as_the_penalty() -> None:
     assert [c.verdict.reason for c in cases] == [Reason.NOT_SCORED, Reason.TIMEOUT]
 
 
+def test_the_tasks_claim_names_the_verifier_of_a_case_and_without_a_task_the_row_does() -> None:
+    conversation = Conversation(Row("r", (Message("user", "?"),), source="bold-formatting"))
+    conversation.say(Message("assistant", "4"), note={"thought": "hm"})
+
+    class Math(_Verified):
+        """Verifies by another source than its rows name."""
+
+        def claim(self, conversation: Conversation) -> Claim:
+            return Claim("gsm8k", "4", "4")
+
+    manager, reward = managers.create("inline"), Reward(Score(1.0))
+    found = [case_of(conversation, reward, task, manager).verifier for task in (Math(), None)]
+    assert [type(one) for one in found] == [type(verifiers.create(name)) for name in ("gsm8k", "bold-formatting")]
+
+
 def test_replies_without_thought_or_verdict_are_counted_and_never_asked_about() -> None:
     model = Reads(trusting)
     found = measure(look_at(model, case("", 1), case("  \n", 0), case("I am sure", None), case("I am sure", 1)))

@@ -444,7 +444,7 @@ def test_a_missing_agent_program_or_function_is_refused_before_any_work() -> Non
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("episode.max_turns=3", "decides the number of turns"),
+        ("episode.max_turns=2", "decides the number of turns"),
         ("credit.by=turns", "set credit.by=reply"),
         ("train.method=ppo", "train.method 'ppo' takes one per reply"),
         ("train.method=online-dpo", "train.method 'online-dpo' takes one per reply"),

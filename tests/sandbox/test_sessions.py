@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import patience
+from tests.patience import patience, until
 from tests.sandbox.conftest import QUICK, soon
 from upshot.sandbox import Busy, Limits, Outcome, Sandbox
 
@@ -171,7 +171,7 @@ def test_an_idle_session_is_evicted() -> None:
         async with Sandbox(slots=1, session_idle_seconds=0.3) as sandbox:
             session = await sandbox.session()
             await session.turn("x = 1")
-            await asyncio.sleep(0.8)
+            await until(lambda: session.over)
             result = await session.turn("x")
             assert result.outcome is Outcome.ERROR and "idle" in result.detail
 

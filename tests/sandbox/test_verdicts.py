@@ -385,7 +385,7 @@ def test_nested_results_are_compared_in_linear_time() -> None:
     checks = [split("assert f() == 3") or []]
     started = time.process_time()
     assert of_calls(checks, Remains(lines=[{"v": [data], "t": 0}])) == [None]
-    assert time.process_time() - started < 0.25  # CPU seconds; it was six when whole texts were nested in each other
+    assert time.process_time() - started < patience(0.5)  # CPU seconds; it was six when whole texts were nested
 
 
 def test_the_notes_on_tests_are_out_of_the_programs_reach(box: Any) -> None:

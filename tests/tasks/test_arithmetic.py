@@ -22,6 +22,10 @@ def test_solutions_are_right_and_slips_are_found() -> None:
         assert Verdict().score(problem.solution(marked=False), str(problem.answer), {}).value == 0
 
 
+def test_the_difficulty_is_the_number_of_steps() -> None:
+    assert {(len(p.steps), p.difficulty) for p in problems("train", 200)} == {(1, "1 step"), (2, "2 steps")}
+
+
 def test_splits_are_disjoint_and_repeatable() -> None:
     found = {split: [p.question for p in problems(split, 200)] for split in ("train", "validation", "test")}
     assert all(split_of_question(question) == split for split, own in found.items() for question in own)

@@ -30,7 +30,7 @@ from upshot.rollout.play import RolloutContext, play_step
 from upshot.rollout.reply import Rollout
 from upshot.rollout.services import assemble, build_services
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.environments.mcp import AT_ONCE, McpSession
+from upshot.tasks.environments.mcp import AT_ONCE, McpSession, ServerGone
 from upshot.tasks.users.scripted import ScriptedUser
 
 
@@ -354,6 +354,26 @@ def test_calls_of_many_conversations_in_one_mcp_session_wait_for_their_turn_outs
 
     answers, most = asyncio.run(ask())
     assert answers == [str(n) for n in range(200)] and most == AT_ONCE
+
+
+def test_a_slow_call_leaves_an_mcp_session_open_and_a_lost_connection_ends_it() -> None:
+    class Failing:
+        """Never answers one tool, and loses its connection at another."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+            if name == "lost":
+                raise ConnectionError("closed")
+            await asyncio.sleep(3600)
+
+    async def ask(name: str) -> tuple[str, bool]:
+        session = McpSession("nowhere", 0.01)
+        session._client = Failing()
+        with pytest.raises(ServerGone) as gone:
+            await session.call(name, {})
+        return str(gone.value.reason), session.is_over
+
+    assert asyncio.run(ask("slow")) == ("timeout", False)
+    assert asyncio.run(ask("lost")) == ("crashed", True)
 
 
 def test_an_mcp_server_that_goes_away_makes_that_episode_missing_and_no_other(notes: Task) -> None:

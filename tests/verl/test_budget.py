@@ -23,7 +23,7 @@ URL = "http://127.0.0.1:1/v1"
 
 
 class Endpoint:
-    """Counts the calls in flight of everybody."""
+    """Counts the calls in flight of all workers."""
 
     def __init__(self) -> None:
         self.now = self.most = self.calls = 0
@@ -37,7 +37,7 @@ class Endpoint:
 
 
 class Caller(EndpointModel):
-    """A model of the endpoint that sends nothing over the wire."""
+    """A model of the endpoint that makes no network calls."""
 
     endpoint: Endpoint
 
@@ -50,7 +50,7 @@ class Caller(EndpointModel):
 
 
 class Client:
-    """The way to a ledger, with a little delay; it can be cut."""
+    """The connection to a ledger, with a short delay; it can be cut."""
 
     def __init__(self, ledger: BudgetLedger) -> None:
         self.ledger, self.cut = ledger, False
@@ -93,7 +93,9 @@ class Process:
 
 
 @given(workers=st.integers(1, 4), most=st.integers(0, 30), before=st.integers(0, 5), times=st.integers(1, 12))
-def test_calls_are_exact_over_all_workers_however_they_race(workers: int, most: int, before: int, times: int) -> None:
+def test_the_number_of_calls_over_all_workers_is_exact_in_any_order(
+    workers: int, most: int, before: int, times: int
+) -> None:
     async def play() -> tuple[list[object], Endpoint, BudgetLedger]:
         ledger, endpoint = BudgetLedger(most, {"calls": float(before)}), Endpoint()
         client = Client(ledger)
@@ -115,7 +117,7 @@ def test_calls_are_exact_over_all_workers_however_they_race(workers: int, most: 
 
 
 @pytest.mark.parametrize(("workers", "concurrency", "most"), [(2, 5, 4), (3, 3, 3), (4, 2, 4)])
-def test_an_endpoint_has_at_most_its_share_from_each_worker_and_one_at_the_least(
+def test_each_worker_uses_at_most_its_share_of_an_endpoint_and_at_least_one(
     workers: int, concurrency: int, most: int
 ) -> None:
     async def play() -> int:
@@ -129,13 +131,13 @@ def test_an_endpoint_has_at_most_its_share_from_each_worker_and_one_at_the_least
     assert asyncio.run(play()) == most
 
 
-def test_the_pace_of_an_endpoint_is_shared_too() -> None:
+def test_the_rate_limit_of_an_endpoint_is_shared_too() -> None:
     model = Caller(ModelSpec(url=URL, model="m", requests_per_minute=600, tokens_per_minute=6000))
     share_endpoints([model], 4)
     assert model.limits.tokens is not None and model.limits.tokens.rate == pytest.approx(25.0)
 
 
-def test_dollars_of_others_are_known_after_a_report() -> None:
+def test_spending_of_other_workers_is_known_after_a_report() -> None:
     async def play() -> tuple[list[object], dict[str, float]]:
         ledger, endpoint = BudgetLedger(None, {"dollars": 30.0}), Endpoint()
         client = Client(ledger)
@@ -167,7 +169,7 @@ def test_at_the_end_of_a_run_every_worker_closes_its_helpers_and_reports_once_mo
     assert closed and not left and spent["calls"] == 3.0
 
 
-def test_without_the_book_no_further_call_is_sent_and_the_way_out_is_said() -> None:
+def test_without_the_ledger_no_further_call_is_sent_and_the_error_says_what_to_do() -> None:
     async def play() -> object:
         client = Client(BudgetLedger(100))
         one = Process("one", client, Endpoint())

@@ -1,4 +1,4 @@
-"""verl's sharded checkpoints as Hugging Face folders, and going on from them. Shards are written as FSDP2 does it."""
+"""verl's sharded checkpoints as Hugging Face folders, and resuming from them. Shards are written as FSDP2 does it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOKENIZER = tiny_tokenizer(SlotsTask(rows_per_split=64).vocabulary())
 
 @contextmanager
 def rank_of(rank: int, shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
-    """One of several ranks that never speak to one another."""
+    """One of several ranks that never communicate."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     size = int(torch.tensor(shape).prod())
@@ -46,7 +46,7 @@ def rank_of(rank: int, shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
 
 
 def shard(weights: dict[str, torch.Tensor], folder: Path, ranks: int = 2, copies: int = 1) -> None:
-    """Write weights as the ranks of FSDP2 do; with copies as HSDP does."""
+    """Write weights as the ranks of FSDP2 do; with copies, as HSDP does."""
     shape = (copies, ranks) if copies > 1 else (ranks,)
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks * copies):
@@ -66,14 +66,14 @@ def model(dtype: torch.dtype = torch.float32) -> Any:
 
 
 def save(folder: Path, module: Any, **more: int) -> None:
-    """A folder of shards with what verl puts beside them."""
+    """A folder of shards with the files that verl puts beside them."""
     shard(dict(module.state_dict()), folder, **more)
     module.config.save_pretrained(folder / "huggingface")
     TOKENIZER.save_pretrained(folder / "huggingface")
 
 
 @pytest.mark.parametrize("more", [{"ranks": 1}, {"ranks": 2}, {"ranks": 3}, {"ranks": 2, "copies": 2}], ids=str)
-def test_the_shards_of_all_ranks_make_the_weights_again(tmp_path: Path, more: dict[str, int]) -> None:
+def test_the_shards_of_all_ranks_are_joined_to_the_weights(tmp_path: Path, more: dict[str, int]) -> None:
     module = model()
     save(tmp_path / "actor", module, **more)
     (tmp_path / "out").mkdir()
@@ -109,7 +109,7 @@ def test_large_models_are_written_file_by_file(tmp_path: Path, monkeypatch: pyte
     assert torch.equal(found.lm_head.weight, module.lm_head.weight)
 
 
-def test_a_head_that_left_its_embedding_is_written_and_the_config_says_so(tmp_path: Path) -> None:
+def test_a_head_no_longer_tied_to_its_embedding_is_written_and_the_config_says_so(tmp_path: Path) -> None:
     weights = {name: weight.clone() for name, weight in model().state_dict().items()}
     weights["lm_head.weight"] += 1
     save(tmp_path / "actor", model())
@@ -167,21 +167,21 @@ def test_adapters_stay_adapters_that_peft_reads(tmp_path: Path) -> None:
         assert torch.allclose(found(ids).logits, adapted(ids).logits, atol=1e-5)
 
 
-def test_a_shard_that_lies_on_another_node_is_missed_by_name(tmp_path: Path) -> None:
+def test_a_shard_on_another_node_is_reported_as_missing_by_name(tmp_path: Path) -> None:
     save(tmp_path, model())
     (tmp_path / "model_world_size_2_rank_1.pt").unlink()
     with pytest.raises(UserError, match=r"ranks \[1\].*same storage"):
         read_shards(tmp_path)
 
 
-def test_what_is_not_a_shard_of_fsdp2_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_fsdp2_shard_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fsdp2"):
         join_parts("weight", [[1.0]])
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run of verl with two checkpoints, of which the second was not finished."""
+    """A run of verl with two checkpoints, the second of which was not finished."""
     own = [f"run_dir={tmp_path / 'run'}", "model.path=somewhere", "warm_start=null", "task.rows_per_split=64"]
     folder = RunFolder.create(load_recipe("quickstart", ["credit.by=reply", *own]).recipe)
     (folder.path / "verl.txt").write_text("both sides")
@@ -192,12 +192,12 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_only_what_verl_has_saved_to_the_end_and_kept_is_a_checkpoint(run: RunFolder) -> None:
+def test_only_what_verl_has_saved_completely_and_kept_is_a_checkpoint(run: RunFolder) -> None:
     (run.checkpoints.path / "global_step_2").mkdir()  # verl leaves the folder of those that it removes
     assert (newest_step(run), saved_steps(run)) == (4, [4])
 
 
-def test_a_checkpoint_made_whole_is_one_for_every_other_command(run: RunFolder) -> None:
+def test_a_merged_checkpoint_works_in_every_other_command(run: RunFolder) -> None:
     path = make_whole(run)
     latest = run.latest()
     assert latest is not None and latest == (path, "rl", 4)
@@ -213,13 +213,13 @@ def test_export_merges_what_verl_saved(run: RunFolder, capsys: pytest.CaptureFix
     assert torch.equal(module.model.norm.weight, model().model.norm.weight)
 
 
-def test_another_number_of_ranks_cannot_go_on_with_a_checkpoint(run: RunFolder) -> None:
+def test_a_checkpoint_cannot_be_resumed_on_another_number_of_ranks(run: RunFolder) -> None:
     check_ranks(run, 2)
     with pytest.raises(UserError, match="saved by 2 ranks and there are 8"):
         check_ranks(run, 8)
 
 
-def test_neither_engine_goes_on_with_the_run_of_the_other(
+def test_neither_engine_resumes_a_run_of_the_other(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", str(run.path)]) == 2
@@ -229,7 +229,7 @@ def test_neither_engine_goes_on_with_the_run_of_the_other(
     assert "without --engine verl" in capsys.readouterr().err
 
 
-def test_a_new_run_in_the_place_of_a_failed_start_is_not_taken_for_verls(run: RunFolder) -> None:
+def test_a_new_run_in_the_folder_of_a_failed_start_is_not_taken_for_verls(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").unlink()
     again = RunFolder.create(run.recipe)
     assert not (again.path / "verl.txt").exists() and saved_steps(again) == []

@@ -1,4 +1,4 @@
-"""What is found before verl starts: each thing with its value and the way out."""
+"""What is checked before verl starts: each problem is reported with its value and the way out."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_reward_models_with_gpus_of_their_own_are_counted() -> None:
     assert find_needs(planned(*judge).value).groups == (8, 2)
 
 
-def test_too_few_cpus_are_told_with_the_sum_and_the_way_out() -> None:
+def test_too_few_cpus_are_reported_with_the_sum_and_what_to_do() -> None:
     (told,) = says(compare_needs(Need((2,), 8), [Node("a", 15, 2)]))
     assert "needs 16 CPUs (3 for each of 2 ranks, 8 storage units, 1 controller" in told
     assert "has 15 free" in told and "num_cpus=16" in told
     assert not says(compare_needs(Need((2,), 8), [Node("a", 16, 2)]))
 
 
-def test_too_few_gpus_and_a_group_that_fits_on_no_node_are_told() -> None:
+def test_too_few_gpus_and_a_group_that_fits_on_no_node_are_reported() -> None:
     assert (
         "needs 8 GPUs in Ray, which has 4 free on 1 node(s)"
         in says(compare_needs(Need((8,), 1), [Node("a", 99, 4)]))[0]
@@ -64,7 +64,7 @@ def test_too_few_gpus_and_a_group_that_fits_on_no_node_are_told() -> None:
     assert "12 CPUs" in says(compare_needs(Need((4, 4), 8), [Node("a", 15, 4), Node("b", 60, 4)]))[0]
 
 
-def test_before_ray_is_up_only_what_will_be_started_here_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_ray_is_running_only_what_will_be_started_here_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     few = planned("trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=4")
     assert "set ray_kwargs.ray_init.num_cpus=16" in says(before_ray(few.value))[0]
@@ -99,7 +99,7 @@ def test_a_node_without_model_tokenizer_storage_or_code_says_so(tmp_path: Path) 
     ]
 
 
-def test_a_run_folder_of_another_machine_is_told_from_the_drivers(tmp_path: Path) -> None:
+def test_a_run_folder_on_another_machine_is_distinguished_from_the_drivers(tmp_path: Path) -> None:
     mark = write_mark(tmp_path)
     assert check_node(NodeRequirements("", str(tmp_path), mark=mark)) == []
     (other := tmp_path / "other").mkdir()
@@ -107,13 +107,13 @@ def test_a_run_folder_of_another_machine_is_told_from_the_drivers(tmp_path: Path
     assert not list(other.iterdir())
 
 
-def test_an_endpoint_that_cannot_be_reached_and_a_taken_port_are_told() -> None:
+def test_an_unreachable_endpoint_and_a_taken_port_are_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         (told,) = check_node(
             NodeRequirements("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))
-        )  # bound, and nobody listens
+        )  # bound, but nobody listens
         assert f"http://127.0.0.1:{port}/v1 cannot be reached" in told and "firewall" in told
         taken.listen()
         assert check_node(NodeRequirements("", "", endpoints=(f"http://127.0.0.1:{port}/v1",))) == []
@@ -135,7 +135,7 @@ def test_a_plug_in_whose_import_fails_shows_the_error(tmp_path: Path) -> None:
     assert "'broken_plug' cannot be imported: RuntimeError: needs a driver" in told
 
 
-def test_little_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from collections import namedtuple
 
     usage = namedtuple("usage", "total used free")
@@ -155,7 +155,9 @@ def test_the_endpoints_are_those_of_models_replicas_and_servers() -> None:
     assert endpoints_of(recipe) == ["http://a:1/v1", "http://b:1/v1", "http://c:1/v1", "http://d:1"]
 
 
-def test_one_look_tells_everything_local_modes_checks_among_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_check_reports_everything_including_local_modes_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "file").write_text("")

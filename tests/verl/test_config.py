@@ -1,4 +1,4 @@
-"""A recipe on verl: every value is traceable, and nothing is left out without a word."""
+"""A recipe on verl: every value can be traced to its origin, and nothing is silently dropped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def value(made: Recipe, key: str, place: ClusterPlace = PLACE) -> object:
     return found
 
 
-def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None:
+def test_every_key_of_a_recipe_is_translated_used_by_us_or_left_out_with_a_reason() -> None:
     carried = {key for line in CARRIED for key in line.ours}.union(SPECIAL)
     known = [*carried, *PLAYED, *LEFT]
     full = load_recipe("quickstart", ["credit.by=reply", "model.lora={r: 8}"]).recipe
@@ -40,7 +40,7 @@ def test_every_key_of_a_recipe_is_carried_played_or_left_with_a_reason() -> None
     assert lost == []
 
 
-def test_no_key_is_both_played_and_left() -> None:
+def test_no_key_is_both_used_and_left_out() -> None:
     played = [
         key
         for key, _ in flatten(recipe().model_dump(mode="json"))
@@ -58,7 +58,7 @@ def test_every_setting_says_where_it_came_from() -> None:
     assert "actor_rollout_ref.actor.optim.lr=0.0004    ← train.lr" in told
 
 
-def test_the_quickstart_in_verls_words() -> None:
+def test_the_quickstart_is_translated_to_verls_keys() -> None:
     made = recipe()
     assert value(made, "data.train_batch_size") == 16
     assert value(made, "actor_rollout_ref.rollout.n") == 8
@@ -92,14 +92,14 @@ def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
         ("futures={name: classmates, classmates: [policy], measure: likelihood}", "log-probabilities of given ids"),
     ],
 )
-def test_what_verl_has_not_is_refused_by_name(override: str, word: str) -> None:
+def test_settings_that_verl_lacks_are_refused_by_name(override: str, word: str) -> None:
     with pytest.raises(UserError, match=word):
         compose(recipe(override), PLACE).check()
 
 
-def test_a_reason_is_told_once() -> None:
+def test_a_reason_is_reported_once() -> None:
     both = recipe("eval.data=b.jsonl")
-    both.train.data = "a.jsonl"  # from a file: the command line refuses it before
+    both.train.data = "a.jsonl"  # from a file: the command line refuses it earlier
     with pytest.raises(UserError) as refused:
         compose(both, PLACE).check()
     assert str(refused.value).count("for sft and dpo") == 1
@@ -125,11 +125,11 @@ def test_a_recipe_that_verl_can_run_is_not_refused() -> None:
         "reward.max_missing=0.3",
     ],
 )
-def test_what_our_trainer_does_is_not_refused(override: str) -> None:
+def test_settings_that_our_trainer_implements_are_not_refused(override: str) -> None:
     compose(recipe(override), PLACE).check()
 
 
-def test_the_critic_begins_as_the_policy_and_learns_at_its_pace() -> None:
+def test_the_critic_starts_from_the_policy_and_uses_its_learning_rate() -> None:
     made = recipe("train.method=ppo", "train.lr=3e-5", "train.clip.high=0.3", "train.kl=0.1")
     found = {s.key: s.value for s in compose(made, PLACE).settings}
     assert found["critic.enable"] is True and found["critic.model.path"] == found["actor_rollout_ref.model.path"]
@@ -139,7 +139,7 @@ def test_the_critic_begins_as_the_policy_and_learns_at_its_pace() -> None:
     assert not any(key.startswith("critic.") for key in (s.key for s in compose(recipe(), PLACE).settings))
 
 
-def test_verls_own_words_win_and_are_told_from_the_recipes() -> None:
+def test_verls_own_settings_win_and_are_distinguished_from_the_recipes() -> None:
     assert is_theirs("trainer.n_gpus_per_node=8") and is_theirs("+ray_kwargs.ray_init.num_gpus=1")
     assert not is_theirs("train.lr=1") and not is_theirs("reward.max_missing=1") and not is_theirs("model.path=x")
     tensors = "actor_rollout_ref.rollout.tensor_model_parallel_size"
@@ -183,7 +183,7 @@ def test_a_dry_run_on_verl_prints_both_sides_and_what_has_no_counterpart(capsys:
     assert "! eval.stop_after=5" in told.out and "cannot run this recipe" in told.err
 
 
-def test_along_the_tree_what_cannot_be_weighed_by_rows_is_refused_with_the_way_out() -> None:
+def test_along_the_tree_settings_that_rows_cannot_express_are_refused_with_alternatives() -> None:
     compose(recipe("credit.by=tree", "train.kl=0.1", "train.kl.where=reward"), PLACE).check()
     with pytest.raises(UserError, match=r"train\.kl\.where=loss.*set train\.kl\.where=reward"):
         compose(recipe("credit.by=tree", "train.kl=0.1"), PLACE).check()
@@ -191,7 +191,7 @@ def test_along_the_tree_what_cannot_be_weighed_by_rows_is_refused_with_the_way_o
         compose(recipe("credit.by=tree", "train.entropy=0.01"), PLACE).check()
 
 
-def test_along_the_tree_the_rows_of_futures_have_room() -> None:
+def test_along_the_tree_rows_of_futures_fit_the_length() -> None:
     alone, tree = (compose(recipe(f"credit.by={by}"), PLACE) for by in ("reply", "tree"))
     room = tree.value("actor_rollout_ref.rollout.max_model_len") - 1
     assert alone.value("data.max_response_length") < tree.value("data.max_response_length") == room
@@ -246,12 +246,12 @@ def test_our_engine_is_sent_merged_adapters() -> None:
         ("trainer.save_freq=3", "set train.save.every"),
     ],
 )
-def test_words_for_what_the_recipe_says_are_refused_with_the_recipes_key(word: str, way_out: str) -> None:
+def test_verl_settings_that_belong_to_the_recipe_are_refused_with_its_key(word: str, way_out: str) -> None:
     with pytest.raises(UserError, match=f"cannot be set on the command line: .*{way_out}"):
         compose(recipe(), PLACE, [word])
 
 
-def test_words_that_change_nothing_and_those_for_machines_are_taken() -> None:
+def test_verl_settings_without_effect_on_the_run_are_accepted() -> None:
     same = compose(recipe(), PLACE).value("data.train_batch_size")
     free = [
         "actor_rollout_ref.actor.strategy=megatron",
@@ -261,7 +261,7 @@ def test_words_that_change_nothing_and_those_for_machines_are_taken() -> None:
     assert plan.ranks == 4 and plan.value("actor_rollout_ref.actor.strategy") == "megatron"
 
 
-def test_libraries_of_the_users_own_are_imported_beside_ours() -> None:
+def test_the_users_external_libraries_are_imported_beside_ours() -> None:
     key = "actor_rollout_ref.model.external_lib"
     ours = "upshot.verl.adapters.register"
     assert compose(recipe(), PLACE, [f"{key}=mine"]).value(key) == [ours, "mine"]

@@ -1,4 +1,4 @@
-"""The files of examples/cluster are what they say, as far as that can be seen without a cluster."""
+"""The files of examples/cluster are correct, as far as that can be checked without a cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
-def test_a_manifest_names_volumes_and_claims_that_are_there(path: Path) -> None:
+def test_a_manifest_names_only_volumes_and_claims_that_it_defines(path: Path) -> None:
     claims = {d["metadata"]["name"] for d in documents(FOLDER / "storage.yaml")}
     for document in documents(path):
         assert {"apiVersion", "kind", "metadata", "spec"} <= set(document)
@@ -63,7 +63,7 @@ def test_the_nodes_have_the_ray_that_was_run_and_as_many_gpus_as_the_run_asks_fo
     cluster = cluster_of(document)
     assert cluster["rayVersion"] == PINS["ray"]
     (group,) = cluster["workerGroupSpecs"]
-    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]  # a run cannot use nodes that come later
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]  # a run cannot use nodes that join later
     if name == "rayjob":
         words = shlex.split(document["spec"]["entrypoint"])
         gpus = group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
@@ -81,7 +81,7 @@ def test_the_entrypoint_is_a_command_that_verl_can_run() -> None:
     compose(recipe, None, theirs).check()
 
 
-def test_the_slurm_script_is_bash_and_starts_what_it_waits_for() -> None:
+def test_the_slurm_script_is_valid_bash_and_starts_what_it_waits_for() -> None:
     script = FOLDER / "train.sbatch"
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text()

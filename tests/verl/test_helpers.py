@@ -1,4 +1,4 @@
-"""Helper models given as folders: one process a node, counted and shown before the start; servers of a serve file."""
+"""Helper models given as folders: one process per node, counted and shown before the start; servers of a serve file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_helpers_gpu_is_counted_beside_those_of_the_ranks(folder: Path) -> Non
     assert not says(compare_needs(need, [Node("a", 40, 3), Node("b", 40, 3)]))
 
 
-def test_a_gpu_by_number_is_refused_with_the_way_out(folder: Path) -> None:
+def test_a_gpu_by_number_is_refused_with_an_alternative(folder: Path) -> None:
     with pytest.raises(
         UserError, match=r"models\.judge\.device=cuda:1: Ray assigns the GPUs.* models\.judge\.device=cuda"
     ):
@@ -68,7 +68,7 @@ def test_a_gpu_by_number_is_refused_with_the_way_out(folder: Path) -> None:
 
 
 class Lent(Model):
-    """A model of somebody else's."""
+    """A model that another process owns."""
 
     name = "lent"
 
@@ -94,7 +94,7 @@ def test_a_worker_asks_the_lent_model_and_loads_none(folder: Path) -> None:
     assert asyncio.run(ask()) == "hello"
 
 
-def test_a_run_on_verl_has_its_servers_up_and_its_workers_are_told_their_addresses(
+def test_a_run_on_verl_starts_its_servers_and_gives_workers_their_addresses(
     serve_file: Write, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = serve_file("servers: {a: {model: org/a, engine: vllm}}")
@@ -115,7 +115,7 @@ def test_a_run_on_verl_has_its_servers_up_and_its_workers_are_told_their_address
     assert load_recipe(str(path / "recipe.yaml")).recipe.models["judge"].model == "serve:a", "the run's own stays"
 
 
-def test_workers_elsewhere_are_told_the_machines_name_where_the_servers_listen_for_them(
+def test_remote_workers_get_the_machines_name_if_servers_listen_beyond_loopback(
     serve_file: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UPSHOT_API_KEY", "secret")

@@ -1,4 +1,4 @@
-"""What lies ready before verl starts, and how its program is run."""
+"""What is prepared before verl starts, and how its program is run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rows_are_written_and_measured_before_the_start(recipe: Recipe, tmp_path
     assert environment(recipe, tmp_path / "run")[RECIPE].endswith("run/workers.yaml")
 
 
-def test_a_run_streams_its_lines_and_a_failed_one_says_how_it_ended(
+def test_a_run_streams_its_output_and_a_failed_one_says_how_it_ended(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -84,14 +84,14 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
         os.kill(found[0], 0)
 
 
-def test_without_verl_the_way_out_is_said(recipe: Recipe) -> None:
+def test_without_verl_the_error_says_what_to_install(recipe: Recipe) -> None:
     if launching.importlib.util.find_spec("verl") is not None:
         pytest.skip("verl is here")
     with pytest.raises(UserError, match=r"\.\[verl\]"):
         launch(recipe, [])
 
 
-def test_a_finished_run_that_is_resumed_starts_nothing_and_stays_finished(
+def test_resuming_a_finished_run_starts_nothing(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: object())
@@ -104,7 +104,7 @@ def test_a_finished_run_that_is_resumed_starts_nothing_and_stays_finished(
     assert (folder.path / "report.html").is_file()
 
 
-def test_a_stopped_run_has_its_reason_its_report_and_the_way_to_go_on(
+def test_a_stopped_run_has_its_reason_its_report_and_how_to_resume(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: object())

@@ -1,4 +1,4 @@
-"""Paths of a recipe mean the same in every process, wherever Ray starts it."""
+"""Paths in a recipe mean the same in every process, wherever Ray starts it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer = tiny_tokenizer(["a"])
     tiny_model(TinyConfig(hidden=16, layers=1, heads=2, mlp=32), tokenizer, 0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "slots").mkdir()  # by chance as the task is called
+    (tmp_path / "slots").mkdir()  # the same as the task's name, by chance
     (tmp_path / "rows.jsonl").write_text("{}\n")
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge/rubric.j2").write_text("x")
@@ -40,8 +40,10 @@ def test_relative_paths_are_made_absolute_and_other_words_stay(here: Path) -> No
     assert make_absolute(recipe) == recipe
 
 
-def test_names_of_models_reach_verl_as_what_is_behind_them(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`smollm2-135m` is a name of ours: a folder, converted at its first use."""
+def test_our_names_of_models_reach_verl_as_the_folders_they_stand_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`smollm2-135m` is our name for a folder that is converted at its first use."""
     monkeypatch.setattr("upshot.models.smollm2.smollm2_folder", lambda: here / "model")
     recipe = make_absolute(load_recipe("quickstart", ["warm_start=null", "model.path=smollm2-135m"]).recipe)
     assert compose(recipe).value("actor_rollout_ref.model.path") == str(here / "model")

@@ -1,4 +1,4 @@
-"""verl's program and whatever it has started end with the command, however that ends."""
+"""verl's program and everything it has started end with the command, however that ends."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_killed_command_takes_the_program_and_its_groups_with_it(tmp_path: Pat
         assert all(soon(lambda pid=pid: gone(pid)) for pid in pids)  # type: ignore[misc]
 
 
-def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path) -> None:
+def test_processes_that_a_program_leaves_running_are_ended(tmp_path: Path) -> None:
     leaves = PROGRAM.rsplit("time.sleep(60)\n", 1)[0]
     said: list[str] = []
     assert run([sys.executable, "-c", leaves], dict(os.environ), tmp_path / "log", said.append) == 0
     assert soon(lambda: gone(int(said[0].split()[2])))
 
 
-def test_what_a_program_says_while_it_ends_is_kept(tmp_path: Path) -> None:
+def test_output_of_a_program_while_it_ends_is_kept(tmp_path: Path) -> None:
     code = "import time, signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit('closed' * 50_000)); "
     code += "print('up', flush=True); time.sleep(60)"
 
@@ -81,7 +81,9 @@ def test_the_reason_is_the_last_line_that_our_program_said(tmp_path: Path) -> No
     assert reason_in(log) is None
 
 
-def test_segments_made_meanwhile_that_nobody_holds_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_created_meanwhile_that_nobody_holds_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "SHM", tmp_path)
     began, mark = time.time() - 100, process.SEGMENTS[0]
     for name in ("left", "held", "fresh"):

@@ -1,4 +1,4 @@
-"""Methods that need no Ray with --engine verl: local mode on as many ranks, by torchrun."""
+"""Methods that need no Ray with --engine verl: local mode on equally many ranks, by torchrun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upshot.verl.ranks import torchrun_command
 WORDS = ["quickstart", "train.method=sft", "warm_start=null"]
 
 
-def test_the_ranks_are_torchruns_and_the_words_are_local_modes() -> None:
+def test_it_starts_torchrun_with_local_modes_arguments() -> None:
     command = torchrun_command(WORDS, ["trainer.n_gpus_per_node=4", "trainer.nnodes=1"])
     assert command[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     assert command[6:] == ["-m", "upshot.cli", "train", *WORDS]
@@ -25,7 +25,7 @@ def test_the_ranks_are_torchruns_and_the_words_are_local_modes() -> None:
         ("data.seed=1", "data.seed"),
     ],
 )
-def test_keys_of_verls_that_would_do_nothing_are_refused_by_name(theirs: str, why: str) -> None:
+def test_verl_keys_without_effect_are_refused_by_name(theirs: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         torchrun_command(WORDS, [theirs])
 

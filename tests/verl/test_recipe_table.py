@@ -32,7 +32,7 @@ def on_verl(recipe: Recipe) -> str:
 
 
 def make_table() -> str:
-    """A line a recipe."""
+    """One line per recipe."""
     lines = ["| recipe | local | torchrun | `--engine verl` |", "|---|---|---|---|"]
     for name in list_recipes():
         recipe = load_recipe(name).recipe
@@ -47,7 +47,7 @@ def test_the_table_of_recipes_says_what_would_be_refused() -> None:
     assert told == make_table(), "python -m tests.verl.test_recipe_table"
 
 
-def test_dropout_of_adapters_and_a_monitor_are_left_out_with_a_word() -> None:
+def test_dropout_of_adapters_and_a_monitor_are_left_out_with_a_note() -> None:
     plan = compose(load_recipe("collabllm-grpo").recipe)
     plan.check()
     assert plan.notes() == ["model.lora.dropout=0.1: verl's adapters have none: they are trained without"]

@@ -1,4 +1,4 @@
-"""A run on verl in the run folder: rollouts, lines, evaluations, status, as a run of local mode writes them."""
+"""A run on verl writes its run folder like local mode: rollouts, lines, evaluations, status."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def reply_to(row: Row, total: Score, group: int, session: int) -> Rollout:
 
 
 class Stage:
-    """A run folder, and the trainer's process that writes to it."""
+    """A run folder, and the trainer process that writes to it."""
 
     def __init__(self, tmp: Path) -> None:
         own = ["task.rows_per_split=64", "warm_start=null", f"model.path={tmp / 'model'}", f"run_dir={tmp / 'run'}"]
@@ -78,7 +78,7 @@ def ones(*values: float) -> list[Score]:
     return [Score(value) for value in values]
 
 
-def test_a_step_has_its_replies_with_advantages_and_what_was_spent(stage: Stage) -> None:
+def test_a_step_has_its_replies_with_advantages_and_spending(stage: Stage) -> None:
     stage.recorder().write_step(1, STEP, stage.play([ones(1.0, 0.0), ones(1.0, 1.0)]), SPENT)
     lines = read_jsonl(stage.run / "rollouts.jsonl")
     assert [(line["step"], line["group"], line["key"]) for line in lines] == [
@@ -92,7 +92,7 @@ def test_a_step_has_its_replies_with_advantages_and_what_was_spent(stage: Stage)
     assert read_jsonl(stage.run / "metrics.jsonl")[0]["time/dollars"] == 0.25
 
 
-def test_what_is_missing_is_there_with_its_reason_and_out_of_the_statistics(stage: Stage) -> None:
+def test_a_missing_reply_is_kept_with_its_reason_and_not_in_the_statistics(stage: Stage) -> None:
     stage.recorder().write_step(1, STEP, stage.play([[Score(1.0), DOWN, Score(0.0)]]), SPENT)
     line = read_jsonl(stage.run / "rollouts.jsonl")[1]
     assert line["reward"]["total"]["missing"] == Reason.CONNECTION
@@ -103,7 +103,7 @@ def test_what_is_missing_is_there_with_its_reason_and_out_of_the_statistics(stag
     assert told["task/missing"] == 1.0 and any(name.startswith("by/opening=") for name in told)
 
 
-def test_a_checkpoint_has_the_line_of_its_step_and_what_saving_took_stands_in_the_next(stage: Stage) -> None:
+def test_a_checkpoint_has_its_steps_line_and_the_time_to_save_is_in_the_next(stage: Stage) -> None:
     recorder, seen = stage.recorder(), []
 
     def save() -> None:
@@ -132,7 +132,7 @@ def test_an_evaluation_is_a_line_of_its_own_of_the_weights_after_its_step(stage:
 
 
 def test_checkpoints_from_before_a_resume_count_among_those_that_are_kept(stage: Stage) -> None:
-    """verl forgets them when it is started anew."""
+    """verl forgets them when it is restarted."""
     path = stage.folder.checkpoints.path
 
     def save(step: int) -> None:
@@ -153,7 +153,7 @@ def counted(calls: int, retries: int = 0) -> dict[str, Any]:
     return {"model/judge": {"judge": {"calls": calls, "retries": {"timeout": retries}}}}
 
 
-def test_helpers_of_all_workers_are_counted_together_and_on_after_a_resume(stage: Stage) -> None:
+def test_helpers_of_all_workers_are_counted_together_and_across_a_resume(stage: Stage) -> None:
     """Under local mode's names: calls, retries, tokens, cost, what the simulated user did."""
     judge = ModelSpec(url="http://127.0.0.1:1/v1", model="m")
     recipe = stage.recipe.model_copy(update={"models": {"judge": judge}})
@@ -167,7 +167,7 @@ def test_helpers_of_all_workers_are_counted_together_and_on_after_a_resume(stage
 
 
 class Watching(Reporter):
-    """Keeps what it is told."""
+    """Records what it is told."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -179,7 +179,7 @@ class Watching(Reporter):
         self.seen.append(text)
 
 
-def test_whoever_started_the_run_is_told_each_step_once_and_what_the_watchdog_says(stage: Stage) -> None:
+def test_each_step_is_reported_once_and_so_are_the_watchdogs_messages(stage: Stage) -> None:
     recorder, watching = stage.recorder(4), Watching()
     recorder.write_step(1, STEP, [], SPENT)
     echo = RunEcho(stage.folder, "rl", watching)

@@ -1,4 +1,4 @@
-"""What a resumed run on verl keeps and may change."""
+"""What a resumed run on verl keeps and what may change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def save(folder: RunFolder, step: int, ranks: int = 2) -> None:
     (folder.checkpoints.path / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def test_a_resumed_run_keeps_verls_words_and_new_ones_win(run: RunFolder, recipe: Recipe) -> None:
+def test_a_resumed_run_keeps_verls_settings_and_new_ones_win(run: RunFolder, recipe: Recipe) -> None:
     found, theirs, folder = reopen_run(run.path, ["train.steps=99", "trainer.n_gpus_per_node=4"])
     assert found.train.steps == 99 and folder.path == run.path
     assert theirs == [*THEIRS, "trainer.n_gpus_per_node=4"]
@@ -48,7 +48,7 @@ def test_a_resumed_run_keeps_verls_words_and_new_ones_win(run: RunFolder, recipe
     assert plan.ranks == 4 and plan.value("trainer.total_training_steps") == 99
 
 
-def test_what_would_make_it_another_run_is_refused_as_in_local_mode(run: RunFolder) -> None:
+def test_changes_that_would_make_it_another_run_are_refused_as_in_local_mode(run: RunFolder) -> None:
     with pytest.raises(UserError, match=r"--resume cannot change train\.lr"):
         reopen_run(run.path, ["train.lr=1"])
 
@@ -61,7 +61,7 @@ def test_the_changed_recipe_is_the_runs_from_then_on(run: RunFolder, recipe: Rec
     assert json.loads((run.path / WORDS).read_text()) == theirs
 
 
-def test_a_run_with_a_checkpoint_is_not_looked_at_again_before_its_first_step(run: RunFolder, recipe: Recipe) -> None:
+def test_a_run_with_a_checkpoint_skips_the_first_evaluation_on_resume(run: RunFolder, recipe: Recipe) -> None:
     plan = compose(recipe, ClusterPlace(str(run.path), 64, 20, 256), THEIRS)
     assert skip_first_validation(plan, run).value("trainer.val_before_train") is True
     save(run, 4)

@@ -1,4 +1,4 @@
-"""Rows travel to verl's workers and are found again."""
+"""Rows are passed to verl's workers and found again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from upshot.verl.rows import RowIndex, record_of, write_rows
 
 
 class Wishes(Task):
-    """A thousand rows, each with a goal that is no plain data."""
+    """A thousand rows, each with a goal that is not plain data."""
 
     name = "wishes"
 
@@ -27,7 +27,7 @@ class Wishes(Task):
 
 
 class Goal:
-    """A goal that no file can hold."""
+    """A goal that cannot be written to a file."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -48,7 +48,7 @@ def test_a_thousand_rows_with_a_thousand_goals_are_found_by_their_own_goal(tmp_p
         assert record["agent_name"] == "upshot" and "guess" not in json.dumps(record), "nothing of the row travels"
 
 
-def test_rows_of_one_name_and_runs_of_other_rows_are_refused(tmp_path: Path) -> None:
+def test_duplicate_row_names_and_runs_with_different_rows_are_refused(tmp_path: Path) -> None:
     rows = wishes(2)
     with pytest.raises(UserError, match="called 'wanted/0'"):
         write_rows(tmp_path / "x.json", [rows[0], wishes(1)[0]], "train")

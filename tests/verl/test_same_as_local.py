@@ -1,4 +1,4 @@
-"""The same recipe with the same replies: local mode and verl mode play and compute the same."""
+"""With the same recipe and the same replies, local mode and verl mode play and compute the same."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from upshot.verl.worker import PlayRequest, RolloutWorker, describe_place
 
 DOWN = "down"
 Says = Callable[[list[int], int], str]
-"""What the policy says after a prompt with a seed."""
+"""What the policy says after a prompt, by seed."""
 
 
 def words(prompt: list[int], seed: int) -> str:
-    """One of a few replies, by the seed; now and then no reply at all."""
+    """One of a few replies, by seed; sometimes no reply at all."""
     said = ["which size ?", "which colour and thing ?", "here is a tiny red lamp", "here is a small blue bowl", DOWN]
     return said[seed % len(said)]
 
 
 def chats(prompt: list[int], seed: int) -> str:
-    """The same, and seldom no reply: a tree has many of them."""
+    """The same, but rarely no reply: a tree has many of them."""
     return words(prompt, seed) if seed % 3 else words(prompt, seed % 4)
 
 
@@ -108,7 +108,7 @@ def _ciphers() -> Renderer:
 
 
 def renderer_of(recipe: Recipe) -> Renderer:
-    """Of the task's own words."""
+    """A renderer for the task's own words."""
     return RENDERER if recipe.task.name == "slots" else _ciphers()
 
 
@@ -125,7 +125,7 @@ def locally(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) 
 
 
 def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) -> list[list[Rollout]]:
-    """The same groups as a worker of the cluster plays them, and as the trainer reads them."""
+    """The same groups, played by a worker of the cluster and read by the trainer."""
     renderer = renderer_of(recipe)
     worker, servers = RolloutWorker(recipe, renderer.tokenizer, 256), Servers(says, renderer)
     before = count_earlier([row.id for row in rows])
@@ -146,12 +146,12 @@ def on_verl(recipe: Recipe, rows: Sequence[Row], step: int, says: Says = words) 
 
 
 def number(ids: Sequence[int], place: int) -> float:
-    """A number of a token that depends on all before it, as a log-probability does."""
+    """A number for a token that depends on everything before it, as a log-probability does."""
     return -math.fmod(0.37 * sum(ids[: place + 1]) + place, 1.9) / 3
 
 
 class Learner:
-    """Local mode's learner, as far as it is asked here."""
+    """Local mode's learner, as far as it is used here."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.config = recipe.train
@@ -167,7 +167,7 @@ class Learner:
 
 
 def taught(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[tuple[Rollout, Trajectory, LearnerInputs]]:
-    """What verl's learner is told of every row that has something to learn from."""
+    """What verl's learner receives for every row that has something to learn from."""
     given, rows = given_rows(groups, recipe.train.trains_every_fork)
     told, _ = teach(recipe.train, groups, given)
     return [(*pair, one) for pair, one in zip(rows, told, strict=True)]
@@ -196,7 +196,7 @@ def local_data(recipe: Recipe, groups: Sequence[Sequence[Rollout]]) -> list[Datu
 
 
 def same(recipe: Recipe, local: Sequence[Sequence[Rollout]], verl: Sequence[Sequence[Rollout]]) -> int:
-    """Hold that both learn the same; how many rows there are."""
+    """Check that both learn the same; returns the number of rows."""
     data = local_data(recipe, local)
     rows = taught(recipe, verl)
     assert len(data) == len(rows)
@@ -212,7 +212,7 @@ def same(recipe: Recipe, local: Sequence[Sequence[Rollout]], verl: Sequence[Sequ
 
 
 def gradients(recipe: Recipe, told: Sequence[LearnerInputs]) -> list[float]:
-    """What verl's mean makes of a step's advantages, token by token (its `agg_loss`, where a ratio is 1)."""
+    """What verl's mean makes of a step's advantages, token by token (its `agg_loss`, if a ratio is 1)."""
     tokens = sum(sum(one.mask) for one in told)
     by = {"token": lambda own: tokens, "sequence": lambda own: len(told) * sum(own.mask)}
     by["constant"] = lambda own: len(told) * recipe.episode.max_tokens
@@ -231,8 +231,8 @@ def local_gradients(recipe: Recipe, data: Sequence[Datum]) -> list[float]:
 
 
 def compare(recipe: Recipe, step: int = 3, says: Says = words) -> int:
-    """Play a step in both modes and hold that they are the same."""
-    rows = some(recipe, 3, 9, 5, 9)  # one row comes twice
+    """Play a step in both modes and check that they are the same."""
+    rows = some(recipe, 3, 9, 5, 9)  # one row is in the step twice
     local, verl = locally(recipe, rows, step, says), on_verl(recipe, rows, step, says)
     for one, other in zip(local, verl, strict=True):
         assert [r.to_dict(step) for r in one] == [r.to_dict(step) for r in other]
@@ -260,7 +260,7 @@ def test_a_step_has_the_same_conversations_rewards_parts_and_advantages(name: st
     ],
     ids=" ".join,
 )
-def test_what_is_said_in_the_futures_is_learned_along_the_tree_as_in_local_mode(more: list[str]) -> None:
+def test_turns_in_futures_are_learned_along_the_tree_as_in_local_mode(more: list[str]) -> None:
     recipe = recipe_of("credit.by=tree", *more)
     count = compare(recipe, says=chats)
     groups = on_verl(recipe, some(recipe, 3, 9, 5, 9), 3, chats)
@@ -271,13 +271,13 @@ def test_what_is_said_in_the_futures_is_learned_along_the_tree_as_in_local_mode(
 
 
 def thinks(prompt: list[int], seed: int) -> str:
-    """A reply with a thought, without one, or none at all, by the seed."""
+    """A reply with a thought, without one, or no reply at all, by seed."""
     said = ["<think> 4 + 3 = 7 . </think> #### 7", "<think> 2 + 3 = 5 . </think> #### 5", "#### 7", DOWN]
     return said[seed % len(said)]
 
 
 def peer(request: Request) -> str:
-    """A classmate who answers one thing or another, and now and then fails."""
+    """A classmate with one of two answers, which sometimes fails."""
     seed = request.sampling.seed or 0
     if seed % 5 == 0:
         raise ModelCallError("refused")
@@ -329,7 +329,7 @@ def test_entropy_and_drift_are_of_the_trained_tokens_as_local_mode_counts_them()
 
 
 def talked(rewards: list[list[Score]], split: bool, tokens: str = "all") -> list[list[Rollout]]:
-    """A group of episodes, each turn of three sampled tokens, a thought of two among them, and one of context."""
+    """A group of episodes; each turn has three sampled tokens, two of them a thought, and one of context."""
     group = []
     for at, own in enumerate(rewards):
         talk = Conversation(Row("r", (Message("user", "?"),)), key=f"r#{at}")
@@ -369,7 +369,7 @@ def test_turns_as_samples_of_their_own_are_rows_of_their_own() -> None:
 
 
 def with_parts(reply: Rollout, number: int) -> Rollout:
-    """The reply with a classmate's part on its first two tokens, which is missing now and then."""
+    """The reply with a classmate's part on its first two tokens, which is sometimes missing."""
     if reply.credit is None or not reply.credit.spans:
         return reply
     own, (span, *rest) = reply.credit.parts, reply.credit.spans
@@ -399,7 +399,7 @@ def test_the_lone_survivor_of_a_group_gets_zero_and_not_its_raw_score() -> None:
     assert any(row.response_mask) and set(told.advantages) == {0.0}
 
 
-def test_what_the_policy_made_missing_has_rows_and_is_taught_as_the_worst_of_the_step() -> None:
+def test_replies_the_policy_made_missing_have_rows_and_count_as_the_worst_of_the_step() -> None:
     along = CreditConfig(by="tree")
     group = [blamed.reply(blamed.RIGHT, blamed.ESCAPE, by="tree"), blamed.reply(blamed.WRONG, blamed.RIGHT, by="tree")]
     group += [blamed.reply(blamed.ESCAPE, blamed.ESCAPE, by="tree")]

@@ -1,4 +1,4 @@
-"""Our engine as a server of a cluster: what it is told by, and which weights it samples with."""
+"""Our engine as a server of a cluster: what it accepts, and which weights it samples with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def named(module: Any) -> AsyncIterator[tuple[str, torch.Tensor]]:
 
 
 async def sync(to: Sampler, module: Any, step: int, most: int = 1 << 30) -> int:
-    """Send all weights; in how many parts."""
+    """Send all weights, in this many parts."""
     to.begin_weights()
     sent = 0
     async for part in parts(named(module), torch.float32, most):
@@ -52,7 +52,7 @@ async def sync(to: Sampler, module: Any, step: int, most: int = 1 << 30) -> int:
     return sent
 
 
-def test_a_seed_draws_what_local_mode_draws_by_it() -> None:
+def test_a_seed_gives_the_same_sample_as_in_local_mode() -> None:
     here = Engine(model(0), RENDERER.end_ids)
     (seq,) = here.submit(prompt(), Rules(max_tokens=8, seed=7))
     here.run_until_done()
@@ -62,7 +62,7 @@ def test_a_seed_draws_what_local_mode_draws_by_it() -> None:
     assert len(said[0].logprobs) == len(said[0].ids)
 
 
-def test_without_a_seed_two_requests_draw_apart() -> None:
+def test_without_a_seed_two_requests_differ() -> None:
     async def both() -> list[list[int]]:
         own = sampler()
         return [(await own.sample(prompt(), {**PARAMS, "max_tokens": 30})).ids for _ in range(2)]
@@ -71,7 +71,7 @@ def test_without_a_seed_two_requests_draw_apart() -> None:
     assert first != second
 
 
-def test_after_a_sync_the_new_weights_sample_and_the_step_is_said() -> None:
+def test_after_a_sync_the_new_weights_sample_and_the_step_is_reported() -> None:
     async def run() -> tuple[Any, ...]:
         own = sampler(0)
         before = await own.sample(prompt(), {**PARAMS, "seed": 3})
@@ -86,13 +86,13 @@ def test_after_a_sync_the_new_weights_sample_and_the_step_is_said() -> None:
     assert after.logprobs != before.logprobs
 
 
-def test_bfloat16_goes_through_as_bytes() -> None:
+def test_bfloat16_weights_are_sent_as_bytes() -> None:
     given = torch.randn(3, 4).to(torch.bfloat16)
     packed = PackedTensor.of(given)
     assert packed.data.nbytes == 24 and torch.equal(packed.tensor(), given)
 
 
-def test_a_weight_that_is_unknown_or_does_not_come_is_said_by_name() -> None:
+def test_an_unknown_or_absent_weight_is_reported_by_name() -> None:
     own = sampler()
     own.begin_weights()
     with pytest.raises(UserError, match=r"'model\.norm2'.*none of that name"):
@@ -104,7 +104,7 @@ def test_a_weight_that_is_unknown_or_does_not_come_is_said_by_name() -> None:
         own.end_weights(1)
 
 
-def test_requests_wait_while_weights_come_and_those_under_way_are_aborted() -> None:
+def test_requests_wait_while_weights_arrive_and_those_in_flight_are_aborted() -> None:
     async def run() -> tuple[Any, Any]:
         own = sampler()
         early = asyncio.ensure_future(own.sample(prompt(), {**PARAMS, "max_tokens": 200}))

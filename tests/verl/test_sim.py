@@ -1,4 +1,4 @@
-"""The simulation behind `benchmarks/cluster_sim.py`: what queueing theory knows, and what holds of any step."""
+"""The simulation behind `benchmarks/cluster_sim.py`, compared with queueing theory and with properties of any step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hosted(seconds: float, sigma: float = 0.0, **more: Any) -> dict[str, Any]:
 
 
 def customers(clock: Clock, count: int, rate: float, rng: random.Random, serve: Any) -> list[float]:
-    """Poisson arrivals; how long each stayed."""
+    """Poisson arrivals; how long each customer stayed."""
     stays: list[float] = []
 
     def one() -> Process:
@@ -59,7 +59,7 @@ def customers(clock: Clock, count: int, rate: float, rng: random.Random, serve: 
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """The chance to wait in an M/M/c queue with so much offered load."""
+    """The probability of waiting in an M/M/c queue with this offered load."""
     terms = [load**k / math.factorial(k) for k in range(servers)]
     last = load**servers / math.factorial(servers) * servers / (servers - load)
     return last / (sum(terms) + last)
@@ -94,7 +94,7 @@ def test_a_server_that_only_shares_stays_as_processor_sharing_says(sigma: float)
     def serve() -> Process:
         yield server.generate(0, median * math.exp(sigma * rng.gauss(0, 1)))
 
-    stays = customers(clock, 15_000, load, rng, serve)  # one second of work each, whatever the distribution
+    stays = customers(clock, 15_000, load, rng, serve)  # one second of work each, for any distribution
     assert sum(stays) / len(stays) == pytest.approx(1 / (1 - load), rel=0.1)
     assert server.busy_s / clock.now == pytest.approx(load, rel=0.05)
 
@@ -124,7 +124,7 @@ def test_one_thread_does_one_thing_at_a_time() -> None:
     assert clock.run() == pytest.approx(3.0) and thread.busy_s == pytest.approx(3.0)
 
 
-def test_a_pace_lets_a_second_s_worth_through_and_then_its_rate() -> None:
+def test_a_rate_limit_admits_one_second_of_calls_and_then_its_rate() -> None:
     clock = Clock()
     pace, went = Pace(clock, per_minute=600), []
 
@@ -139,7 +139,7 @@ def test_a_pace_lets_a_second_s_worth_through_and_then_its_rate() -> None:
     assert went[-1] == pytest.approx(4.0)
 
 
-def test_a_long_prompt_holds_up_those_who_decode() -> None:
+def test_a_long_prompt_delays_requests_that_decode() -> None:
     clock = Clock()
     server = Server(clock, Speed(fixed_s=0.1, per_sequence_s=0, prompt_tokens_per_s=100, max_running=8))
     ended = {}
@@ -239,16 +239,16 @@ def test_every_reply_ends_once_and_its_parts_add_up(work: Work, somewhere: Site,
 
 @settings(max_examples=25, deadline=None)
 @given(works, st.integers(1, 4), st.floats(0.1, 2.0))
-def test_nobody_is_faster_for_having_to_wait(work: Work, bound: int, latency: float) -> None:
+def test_waiting_makes_no_reply_faster(work: Work, bound: int, latency: float) -> None:
     helpers = {name: hosted(latency, 0.7) for name in ("user", "judge", "peer")}
     somewhere = site(helpers=helpers, policy={"server": {"per_sequence_s": 0, "prompt_tokens_per_s": 1e9}})
     free = replace(work, limits={name: Limits(concurrency=10**6) for name in helpers})
     tight = replace(work, limits={name: Limits(concurrency=bound) for name in helpers})
-    # Not to the last digit: who waits leaves the servers' next round to others (Graham's anomaly).
+    # Not to the last digit: a request that waits leaves the servers' next round to others (Graham's anomaly).
     assert play(free, somewhere, 8).rollout <= 1.02 * play(tight, somewhere, 8).rollout + 0.1
 
 
-def test_without_any_queue_a_step_is_its_longest_chain() -> None:
+def test_without_queues_a_step_takes_its_longest_chain() -> None:
     work = replace(TALK, max_tokens=10)
     somewhere = site(
         policy={
@@ -264,12 +264,12 @@ def test_without_any_queue_a_step_is_its_longest_chain() -> None:
     assert step.tail == pytest.approx(0)
 
 
-def test_verl_sees_that_all_replies_are_there_when_it_looks() -> None:
+def test_verl_notices_finished_replies_only_when_it_looks() -> None:
     at_once, looking = (play(TALK, site(workers={"poll_s": poll}), 8) for poll in (0, 2))
     assert looking.rollout == 2 * math.ceil(at_once.rollout / 2) and looking.tail == at_once.tail
 
 
-def test_an_endpoint_that_fails_for_good_makes_the_reply_missing() -> None:
+def test_an_endpoint_that_always_fails_makes_the_reply_missing() -> None:
     work = replace(TALK, limits={"judge": Limits(retries=1)})
     step = play(work, site(helpers={"user": hosted(1.0), "judge": hosted(1.0, fails=0.999)}), 8)
     assert all(reply.missing for reply in step.replies)
@@ -285,7 +285,7 @@ def test_calls_that_exceed_their_timeout_are_tried_again() -> None:
     assert 6 + 3 * 0.5 <= clock.now <= 6 + 3 * 1.5  # three attempts, pauses of about 1 and 2 s
 
 
-def test_lost_gpus_cost_what_was_done_since_the_checkpoint() -> None:
+def test_lost_gpus_cost_the_work_since_the_checkpoint() -> None:
     calm, rough = site(), site(failures={"gpu_hours": 1.0, "restart_s": 100.0})
     assert play(TALK, calm, 8).lost == 0
     lost = [play(replace(TALK, save_every=5), rough, 512, seed).lost for seed in range(20)]
@@ -296,7 +296,9 @@ def test_lost_gpus_cost_what_was_done_since_the_checkpoint() -> None:
 
 
 def test_the_published_collabllm_step_makes_768_simulator_and_768_judge_calls() -> None:
-    words = ["models.judge={model: openai/gpt-4o-mini, temperature: 0}"]  # another spec than the user's: its own limits
+    words = [
+        "models.judge={model: openai/gpt-4o-mini, temperature: 0}"
+    ]  # different settings from the user's: its own limits
     work = work_of(load_recipe("collabllm-verl-grpo", words).recipe)
     assert (work.prompts, work.group, work.samples, work.rounds) == (16, 8, 3, 2)
     assert work.calls() == {POLICY: 128 + 768, "user": 768, "judge": 768}
@@ -314,7 +316,7 @@ def test_an_extraction_is_a_call_before_the_metric() -> None:
     assert work.judges == ((POLICY,), (POLICY,), (POLICY,))
 
 
-def test_classmates_are_asked_once_a_reply() -> None:
+def test_classmates_are_called_once_per_reply() -> None:
     work = work_of(load_recipe("classmate-gsm8k").recipe)
     assert work.calls() == {POLICY: 128, "peer": 128} and work.samples == 4
 
@@ -334,7 +336,7 @@ def test_a_recipe_without_rollouts_is_refused() -> None:
         work_of(load_recipe("collabllm-sft").recipe)
 
 
-def test_the_fleet_is_the_smallest_that_does_not_hold_the_step_up() -> None:
+def test_the_fleet_is_the_smallest_that_does_not_delay_the_step() -> None:
     work = replace(TALK, prompts=32, limits={"user": Limits(8), "judge": Limits(8)})
     somewhere = site(learn={"fixed_s": 0, "sync_s": 0})
     fleet = needed(work, somewhere, 8, slack=0.1)
@@ -346,12 +348,12 @@ def test_the_fleet_is_the_smallest_that_does_not_hold_the_step_up() -> None:
 
 
 @given(st.integers(1, 500), st.integers(1, 500))
-def test_the_smallest_is_found(wanted: int, most: int) -> None:
+def test_the_smallest_sufficient_number_is_found(wanted: int, most: int) -> None:
     assert smallest(lambda n: n >= wanted, max(wanted, most)) == wanted
 
 
 @given(st.integers(1, 4000), st.integers(1, 1024))
-def test_a_part_goes_a_whole_number_of_times_into_the_step(prompts: int, gpus: int) -> None:
+def test_the_step_is_a_multiple_of_its_parts(prompts: int, gpus: int) -> None:
     part, own, times = part_of(replace(TALK, prompts=prompts), gpus)
     assert part.prompts * times == prompts and own * times == gpus
 

@@ -1,4 +1,4 @@
-"""The model that verl begins with is made before, once."""
+"""The model that verl begins with is prepared once, before the start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_the_warm_start_is_local_modes_own(tmp_path: Path) -> None:
         (("model.path=/m", "warm_start=null"), False),
     ],
 )
-def test_a_model_is_made_where_none_is_named_or_it_is_to_be_warmed(overrides: tuple[str, ...], needed: bool) -> None:
+def test_a_model_is_created_if_none_is_named_or_a_warm_start_is_asked_for(
+    overrides: tuple[str, ...], needed: bool
+) -> None:
     assert needs_start(recipe(*overrides)) is needed
 
 

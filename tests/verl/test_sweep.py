@@ -1,4 +1,4 @@
-"""Shared memory that is left behind."""
+"""Shared memory that is left behind is removed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from upshot.verl import process
 
 
-def test_only_segments_of_known_programs_made_meanwhile_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_new_segments_of_known_programs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SHM", tmp_path)
     for name in ("psm_left", "dataset.bin"):
         (tmp_path / name).write_bytes(b"x")

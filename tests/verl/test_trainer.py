@@ -1,4 +1,4 @@
-"""Our trainer on verl's rows, with a queue in this process and no Ray. Run by `make test-cluster`."""
+"""Our trainer on verl's rows, with a queue in this process and without Ray. Run by `make test-cluster`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from upshot.verl.worker import PlayRequest, RolloutWorker
 
 
 class Queue:
-    """What the trainer needs of the transfer queue."""
+    """What the trainer needs from the transfer queue."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -73,7 +73,7 @@ class Queue:
 
 
 class Buffer:
-    """verl's buffer when all is played: rows in any order."""
+    """verl's buffer when everything is played: rows in any order."""
 
     def __init__(
         self, queue: Queue, groups: Sequence[Sequence[Rollout]], faults: Sequence[str] = (), prefix: str = "uid"
@@ -98,7 +98,7 @@ class Buffer:
 
 
 def trainer_of(recipe: Recipe, buffer: Buffer) -> UpshotTrainer:
-    """Our trainer, as far as it is needed here."""
+    """Our trainer, as far as it is used here."""
     made = object.__new__(UpshotTrainer)
     made.recipe, made.use_reference_policy = recipe, bool(recipe.train.kl.weight)
     made.use_critic = recipe.train.method == "ppo"
@@ -126,12 +126,12 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
     ],
     ids=" ".join,
 )
-def test_rows_are_told_what_local_mode_learns(queue: Queue, more: list[str]) -> None:
+def test_rows_receive_what_local_mode_learns(queue: Queue, more: list[str]) -> None:
     recipe = recipe_of(*more)
     groups = on_verl(recipe, some(recipe, 3, 9, 5), 0)
     trainer = trainer_of(recipe, Buffer(queue, groups))
     batch, _ = trainer.replies.sample(1, "train", 3)
-    assert len(batch.keys) == len(queue.rows) < 24  # the missing ones were read and taken away
+    assert len(batch.keys) == len(queue.rows) < 24  # the missing ones were read and removed
     sources = [place.source for place in trainer.replies.places.values()]
     assert len(sources) == len(batch.keys)
     assert any(isinstance(source, Branch) for source in sources) == (recipe.credit.by == "tree")
@@ -173,7 +173,7 @@ def test_a_step_in_which_nothing_can_be_learned_keeps_a_row_that_trains_nothing(
 
 
 class Playing(Buffer):
-    """verl's buffer while a step is played: whatever was submitted is there at the next look."""
+    """verl's buffer during a step: what was submitted is finished at the next look."""
 
     def __init__(self, queue: Queue, recipe: Recipe) -> None:
         self.queue, self.tags, self.rounds = queue, {}, 0
@@ -230,7 +230,7 @@ class Dataset(list[Any]):
 @pytest.mark.parametrize(
     ("rows", "parts", "ranks", "size"), [(10, 1, 2, 10), (9, 1, 2, 10), (10, 3, 2, 4), (1, 4, 2, 2), (7, 2, 1, 4)]
 )
-def test_a_minibatch_has_its_share_of_the_rows_that_there_are(
+def test_a_minibatch_has_its_share_of_the_existing_rows(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, rows: int, parts: int, ranks: int, size: int
 ) -> None:
     recipe = recipe_of(f"train.minibatches={parts}", "reward.max_missing=1")
@@ -256,7 +256,7 @@ def test_too_much_missing_stops_the_run_with_the_reasons(queue: Queue) -> None:
         trainer._balance_batch(KVBatchMeta(partition_id="train", keys=["a"], tags=[{}]), {})
 
 
-def test_what_a_user_must_mend_stops_the_run(queue: Queue) -> None:
+def test_a_user_error_stops_the_run(queue: Queue) -> None:
     groups = on_verl(recipe_of(), some(recipe_of(), 3), 0, words)
     with pytest.raises(UserError, match="no key"):
         PlayedRollouts(Buffer(queue, groups, ["no key"]), lambda groups: groups).sample(1, "train", 1)
@@ -281,7 +281,7 @@ def test_a_trainer_that_plays_ahead_sends_out_each_step_once_under_its_own_numbe
     made, sent = object.__new__(AheadTrainer), []
     made.recipe, made.total_training_steps = recipe_of("train.async_steps=2"), 5
     made._add_batch_to_generate = lambda: sent.append(made.global_steps)
-    for step in (2, 3, 4, 5):  # gone on with after step 1
+    for step in (2, 3, 4, 5):  # resumed after step 1
         made.global_steps = step
         made.prepare_step()
         assert made.global_steps == step and max(sent) == min(step + 2, 5)

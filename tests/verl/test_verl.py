@@ -1,4 +1,5 @@
-"""Contracts with verl as pip installs it, one a hook that we use. Run by `make test-cluster`, skipped without verl."""
+"""Contracts with verl as installed by pip, one test per hook that we use. Run by `make test-cluster`, skipped without
+verl."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ MORE = ["actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=1"]
 
 
 def composed(*more: str) -> tuple[Any, Any]:
-    """Our plan and verl's config made of it."""
+    """Our plan and the verl config made from it."""
     import hydra
 
     plan = compose(load_recipe("quickstart", ["credit.by=reply", *OWN, *more]).recipe, PLACE, MORE)
@@ -44,7 +45,7 @@ def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", ["rl", "ppo"])
-def test_every_setting_lands_where_verl_reads_it(method: str) -> None:
+def test_every_setting_is_where_verl_reads_it(method: str) -> None:
     from omegaconf import OmegaConf
 
     plan, theirs = composed(f"train.method={method}", "train.kl=0.1")
@@ -55,7 +56,7 @@ def test_every_setting_lands_where_verl_reads_it(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["rl", "ppo"])
 def test_another_engine_and_sequence_parallelism_are_not_forced_out(method: str) -> None:
-    """What only FSDP has is not said to Megatron, so that hydra composes its config."""
+    """Settings that only FSDP has are not set for Megatron, so that hydra composes its config."""
     from upshot.verl.adapters.composing import find_fault
 
     recipe = load_recipe("quickstart", ["credit.by=reply", *OWN, f"train.method={method}"]).recipe
@@ -155,7 +156,7 @@ def test_the_server_client_takes_ids_by_these_names() -> None:
 
 
 def rows_of(manager: Manager, config: Any, step: int = 1) -> list[Any]:
-    """What our loop gives verl for a row."""
+    """What our loop returns to verl for a row."""
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
     from upshot.verl.adapters.loop import UpshotLoop
@@ -182,7 +183,7 @@ def test_the_loop_gives_verl_the_servers_ids_and_the_whole_reply() -> None:
     (out,) = rows_of(manager, composed()[1])
     assert out.prompt_ids == manager.asked[0][1] and out.response_ids == manager.asked[0][3]
     assert manager.asked[0][2]["logprobs"] is True and manager.asked[0][2]["max_tokens"] == 12
-    assert "seed" not in manager.asked[0][2]  # only our engine draws by it
+    assert "seed" not in manager.asked[0][2]  # only our engine uses it
     row = out.as_dict()
     reply = loads(row["extra_fields"][REPLY])
     assert row["rm_scores"].sum().item() == pytest.approx(reply.reward.total.value)
@@ -191,7 +192,7 @@ def test_the_loop_gives_verl_the_servers_ids_and_the_whole_reply() -> None:
 
 
 @pytest.mark.usefixtures("recipe_file")
-def test_what_a_user_must_mend_reaches_the_trainer() -> None:
+def test_a_user_error_reaches_the_trainer() -> None:
     from upshot.verl.adapters.loop import FAULT
 
     class Silent(Manager):
@@ -210,10 +211,10 @@ def test_what_a_user_must_mend_reaches_the_trainer() -> None:
         (KeyError("odd"), "KeyError: 'odd'; where it was raised is in verl.log"),
     ],
 )
-def test_whatever_a_conversation_fails_with_reaches_the_trainer(
+def test_any_error_of_a_conversation_reaches_the_trainer(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
 ) -> None:
-    """verl would log it and go on without the row, or end with words of its own."""
+    """verl would log it and continue without the row, or end with its own message."""
     from upshot.verl.adapters.loop import FAULT
 
     async def play(*_: Any) -> None:
@@ -224,7 +225,7 @@ def test_whatever_a_conversation_fails_with_reaches_the_trainer(
     assert out.extra_fields[FAULT] == told
 
 
-def test_what_a_row_is_told_has_verls_names_and_its_filling_trains_nothing() -> None:
+def test_row_fields_have_verls_names_and_padding_trains_nothing() -> None:
     from upshot.verl.adapters.trainer import columns
     from upshot.verl.train_batch import LearnerInputs
 

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_a_cpu_needs_lands_where_verl_reads_it() -> None:
+def test_settings_for_a_cpu_are_where_verl_reads_them() -> None:
     import hydra
     from omegaconf import OmegaConf
 
@@ -64,12 +64,12 @@ print(type(get_platform()).__module__, torch.distributed.get_backend())
     assert found.stdout.split() == ["tests.support.verl_cpu.platform", "cpu:gloo"], found.stderr[-2000:]
 
 
-def test_a_plug_in_that_fails_to_import_is_loud() -> None:
+def test_a_plug_in_that_fails_to_import_raises_an_error() -> None:
     found = python("import verl", VERL_USE_EXTERNAL_MODULES="upshot.verl.adapters.nowhere")
     assert found.returncode and "upshot.verl.adapters.nowhere" in found.stderr
 
 
-def test_without_being_asked_for_the_platform_is_never_chosen() -> None:
+def test_the_cpu_platform_is_never_chosen_unless_asked_for() -> None:
     from tests.support.verl_cpu.platform import CpuPlatform
 
     assert CpuPlatform().is_platform_available() is (os.environ.get("VERL_PLATFORM") == "cpu")
@@ -96,7 +96,7 @@ def test_the_server_has_every_method_that_verl_calls_on_one() -> None:
     assert {name for name in asked if not hasattr(RankServer, name)} == set()
 
 
-def test_the_server_answers_in_verls_words(folder: Path) -> None:
+def test_the_server_answers_in_verls_format(folder: Path) -> None:
     from verl.workers.rollout.replica import TokenOutput
 
     from upshot.verl.adapters.rollout import RankServer

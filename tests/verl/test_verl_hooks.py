@@ -1,6 +1,7 @@
-"""Contracts with verl beside those of `test_verl.py` and `test_verl_backend.py`: program, queue, files, SFT.
+"""Contracts with verl besides those of `test_verl.py` and `test_verl_backend.py`: program, queue, files, SFT.
 
-One test a hook. Whatever an adapter imports of verl is looked for by name, so that a new hook is not forgotten.
+One test per hook. Everything that an adapter imports from verl is looked up by name, so that a new hook is not
+forgotten.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def parameters(function: Any) -> set[str]:
 
 
 def source(thing: Any) -> str:
-    """The code of a thing, a Ray actor's class among them."""
+    """The source of an object, or of a Ray actor's class."""
     meta = getattr(thing, "__ray_metadata__", None)
     return inspect.getsource(meta.modified_class if meta is not None else thing)
 
@@ -42,7 +43,7 @@ def imported() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(imported()))
-def test_what_we_import_is_where_it_was(name: str) -> None:
+def test_everything_we_import_from_verl_exists(name: str) -> None:
     import importlib
 
     module, thing = name.split(":")
@@ -61,7 +62,7 @@ def test_the_program_is_started_by_these_names() -> None:
     assert [len(parameters(f)) for f in (need_critic, need_reference_policy, auto_set_device)] == [1, 1, 1]
     assert {"self", "config"} <= parameters(TaskRunnerV1.__ray_metadata__.modified_class.run)
     for words in ("task_runner_class.remote()", "runner.run.remote(config)", "ray.is_initialized()"):
-        assert words in source(run_ppo), words  # what `Overseen` stands in for
+        assert words in source(run_ppo), words  # what `Overseen` replaces
 
 
 def test_validation_of_the_config_takes_what_we_compose() -> None:
@@ -84,7 +85,7 @@ def test_rows_of_the_queue_are_read_written_and_cleared_by_these_names() -> None
     assert {"partition_id", "keys", "tags"} <= names
 
 
-def test_a_rows_key_says_prompt_and_reply_and_its_tag_the_length_and_the_filling() -> None:
+def test_a_rows_key_names_prompt_and_reply_and_its_tag_length_and_padding() -> None:
     from verl.trainer.ppo.v1 import agent_loop_tq, trainer_base
 
     written = inspect.getsource(agent_loop_tq)
@@ -158,7 +159,7 @@ def test_agent_loop_workers_are_spread_over_the_nodes_that_have_cpus() -> None:
 
 
 def test_a_step_is_trained_before_it_is_saved_and_its_numbers_are_asked_for_last() -> None:
-    """Our trainer writes the line of a step when `step` has ended, and that of an evaluation at `_compute_metrics`."""
+    """Our trainer writes the line of a step when `step` has ended, and that of an evaluation in `_compute_metrics`."""
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     text = inspect.getsource(PPOTrainer.fit)
@@ -182,7 +183,7 @@ def test_a_data_set_of_our_own_is_made_as_verl_makes_one() -> None:
         assert name in parameters(RowIds.__init__) and f"{name}=" in made, name
 
 
-def test_a_mistyped_key_is_told_in_hydras_own_words_before_anything_starts() -> None:
+def test_a_mistyped_key_gets_hydras_own_message_before_anything_starts() -> None:
     from upshot.verl.adapters.composing import find_fault
 
     assert find_fault(["trainer.n_gpus_per_node=2"]) is None

@@ -37,7 +37,7 @@ def test_ranks_storage_and_controller_hold_the_cpus_that_are_counted() -> None:
     assert [actor._default_options["num_cpus"] for actor in (TransferQueueController, SimpleStorageUnit)] == [1, 1]
 
 
-def test_what_verl_holds_where_nothing_is_set_is_what_the_arithmetic_takes() -> None:
+def test_verls_default_resources_match_our_arithmetic() -> None:
     import hydra
 
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
@@ -68,7 +68,7 @@ def test_ray_tells_what_it_cannot_place_and_whether_an_actor_lives() -> None:
     assert "ray_task_actor_demand" in ResourceDemandSummary.__dataclass_fields__
 
 
-def test_the_cause_of_a_death_is_told_whatever_kind_it_is() -> None:
+def test_the_cause_of_an_actors_death_is_reported_for_every_kind() -> None:
     from ray.core.generated.common_pb2 import ActorDeathCause
 
     from upshot.verl.adapters.oversight import find_cause
@@ -93,7 +93,7 @@ def test_what_a_helpers_actor_raises_arrives_as_it_was_raised() -> None:
     from upshot.verl.adapters.helpers import BorrowedHelper
 
     class Actor:
-        """Its method answers with what Ray raises."""
+        """Its method raises what Ray would raise."""
 
         @property
         def generate(self) -> Actor:
@@ -109,7 +109,7 @@ def test_what_a_helpers_actor_raises_arrives_as_it_was_raised() -> None:
     assert failed.value.reason == "too_long" and type(failed.value) is ModelCallError
 
 
-def test_whatever_ends_a_server_is_told_as_its_death() -> None:
+def test_every_end_of_a_server_is_reported_as_its_death() -> None:
     import asyncio
 
     from ray.exceptions import OutOfMemoryError
@@ -118,7 +118,7 @@ def test_whatever_ends_a_server_is_told_as_its_death() -> None:
     from upshot.verl.adapters.loop import Servers
 
     class Manager:
-        """Its server was ended by Ray."""
+        """Ray ended its server."""
 
         async def generate(self, request_id: str, **more: object) -> None:
             raise OutOfMemoryError("the node was low\non memory")

@@ -1,4 +1,4 @@
-"""A run that stands still says what it waits for, and is ended only where a limit is set."""
+"""A run that makes no progress says what it waits for, and is ended only if a limit is set."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def made(folder: Path, patience: Patience) -> tuple[Watchdog, Clock, list[str]]:
 
     def say(line: str) -> None:
         said.append(line)
-        with (folder / "log").open("a") as file:  # as the command does with all that verl's program says
+        with (folder / "log").open("a") as file:  # as the command does with all output of verl's program
             file.write(line + "\n")
 
     dog = Watchdog(folder / "log", folder / "steps", lambda: ["Ray has 0 of 2 CPU free"], say, patience, clock)
     return dog, clock, said
 
 
-def test_silence_is_told_with_the_last_line_and_what_is_waited_for_and_again_while_it_lasts(tmp_path: Path) -> None:
+def test_silence_is_reported_repeatedly_with_the_last_line_and_what_is_awaited(tmp_path: Path) -> None:
     dog, clock, said = made(tmp_path, Patience(silent_s=60))
     clock.now = 59
     dog.look()
@@ -47,7 +47,7 @@ def test_silence_is_told_with_the_last_line_and_what_is_waited_for_and_again_whi
     assert said[2].startswith(f"{MARK}no new line for 122 s")
 
 
-def test_a_new_line_is_a_sign_of_life_and_lines_without_steps_are_told_later(tmp_path: Path) -> None:
+def test_a_new_line_counts_as_progress_and_lines_without_steps_are_reported_later(tmp_path: Path) -> None:
     dog, clock, said = made(tmp_path, Patience(silent_s=60))
     for number in range(1, 14):
         clock.now = number * 50
@@ -57,7 +57,7 @@ def test_a_new_line_is_a_sign_of_life_and_lines_without_steps_are_told_later(tmp
     assert said[0].startswith(f"{MARK}no step for 600 s")
 
 
-def test_a_step_is_a_sign_of_life(tmp_path: Path) -> None:
+def test_a_step_counts_as_progress(tmp_path: Path) -> None:
     dog, clock, _ = made(tmp_path, Patience(silent_s=1000, end_after_s=100))
     for number in range(1, 5):
         clock.now = number * 90
@@ -78,14 +78,14 @@ def test_a_run_ends_by_itself_only_where_a_limit_is_set(tmp_path: Path) -> None:
     forever.look()
 
 
-def test_the_patience_is_a_section_of_the_config_and_unknown_keys_are_refused() -> None:
+def test_the_limits_are_a_section_of_the_config_and_unknown_keys_are_refused() -> None:
     assert Patience.of({}) == Patience()
     assert Patience.of({"upshot": {"watch": {"silent_s": 5}}}) == Patience(silent_s=5)
     with pytest.raises(UserError, match="has no key 'silence'; known: end_after_s, grace_s, silent_s"):
         Patience.of({"upshot": {"watch": {"silence": 5}}})
 
 
-def test_what_ray_cannot_place_is_told_with_its_needs() -> None:
+def test_what_ray_cannot_place_is_reported_with_its_resources() -> None:
     bundle = {"CPU": 3.0, "GPU": 1.0}
     groups = [
         {"name": "global_pool", "state": "PENDING", "bundles": {0: bundle, 1: bundle}},
@@ -97,7 +97,7 @@ def test_what_ray_cannot_place_is_told_with_its_needs() -> None:
     ]
 
 
-def test_a_watchdog_that_cannot_tell_ends_no_run(tmp_path: Path) -> None:
+def test_a_watchdog_without_information_ends_no_run(tmp_path: Path) -> None:
     dog, clock, said = made(tmp_path, Patience(silent_s=60))
 
     def gone() -> list[str]:

@@ -39,7 +39,7 @@ class Output:
 
 
 class Manager:
-    """A server manager whose words are a function of the text so far; keeps what it was asked."""
+    """A server manager whose reply is a function of the text so far; records its requests."""
 
     def __init__(self, says: Callable[[str], str], tokenizer: Any, end: bool = True) -> None:
         self.says, self.tokenizer, self.end = says, tokenizer, end
@@ -100,7 +100,7 @@ def test_the_ids_trained_are_the_ids_the_servers_sampled() -> None:
     assert found.response_logprobs == [-0.5] * len(first[3])
 
 
-def test_a_question_is_paid_by_its_futures() -> None:
+def test_a_question_earns_the_reward_of_its_futures() -> None:
     reply = play(made(), Manager(shopkeeper(HALF_SAID), TOKENIZER), order(HALF_SAID))
     assert asked_slots(reply.conversation.messages[-1].content)
     means = {name: mean.value for name, mean in reply.reward.means.items()}
@@ -120,7 +120,7 @@ def test_all_calls_of_a_conversation_go_to_one_server_and_those_of_others_to_the
     assert by_line.count("line 0") == by_line.count("line 1") == 3  # the reply and a turn of each of its two futures
 
 
-def test_the_weights_that_sampled_the_trained_tokens_are_told_and_not_those_of_futures() -> None:
+def test_the_version_of_weights_is_that_of_the_trained_tokens_and_not_of_futures() -> None:
     manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
     line = ConversationLink(manager, "x")
     asyncio.run(made().play(order(HALF_SAID), line))
@@ -130,13 +130,13 @@ def test_the_weights_that_sampled_the_trained_tokens_are_told_and_not_those_of_f
     assert line.extra == {"min_global_steps": 0, "max_global_steps": 4}
 
 
-def test_a_cut_turn_is_known_by_its_last_id_because_the_servers_say_completed_of_both() -> None:
+def test_a_truncated_turn_is_recognised_by_its_last_id() -> None:
     worker = made("reward.overlong.rule=missing")
     found = play(worker, Manager(lambda text: "here is a " * 9, TOKENIZER, end=False), order(HALF_SAID))
     assert found.reward.total.reason == Reason.OVERLONG
 
 
-def test_a_server_that_gave_up_makes_the_reply_missing_and_not_zero() -> None:
+def test_an_aborting_server_makes_the_reply_missing_instead_of_zero() -> None:
     class Down(Manager):
         async def generate(self, request_id: str, **asked: Any) -> Output:
             return Output([], [], "aborted")
@@ -146,7 +146,7 @@ def test_a_server_that_gave_up_makes_the_reply_missing_and_not_zero() -> None:
     assert trajectories_of(found, 7) == [Trajectory([7], [7], [0], [0.0])]
 
 
-def test_what_verl_would_cut_silently_is_missing_with_the_reason() -> None:
+def test_what_verl_would_truncate_silently_is_missing_with_the_reason() -> None:
     manager = Manager(shopkeeper(HALF_SAID), TOKENIZER)
     for lengths in ((3, 50), (200, 2)):
         found = play(made(), manager, order(HALF_SAID))
@@ -154,7 +154,7 @@ def test_what_verl_would_cut_silently_is_missing_with_the_reason() -> None:
         assert found.reward.total.reason == Reason.TOO_LONG and not trajectories_of(found, 7)[0].trains
 
 
-def test_an_episode_too_long_for_verl_keeps_the_turns_that_fit_and_has_rows_to_be_blamed_with() -> None:
+def test_an_episode_too_long_for_verl_keeps_the_turns_that_fit_and_counts_as_the_worst() -> None:
     opening = Message("user", "?")
     turns = [Turn(opening), Turn(Message("assistant", "a"), Sample((1, 2), (3,), (-0.5,), "stop"))]
     turns += [Turn(opening), Turn(Message("assistant", "b"), Sample((4,), (5, 6), (-0.5, -0.5), "stop"))]
@@ -177,7 +177,7 @@ def test_held_out_rows_are_played_at_the_temperature_of_evaluation() -> None:
 
 @pytest.mark.parametrize(("shift", "share"), [(0, 1.0), (1, 0.01)])
 def test_a_thousand_conversations_at_once_never_mix_their_goals(shift: int, share: float) -> None:
-    """Each line knows what its own row wants; answers of a neighbour's line are wrong, which shows that it counts."""
+    """Each line depends on its own row's goal; a neighbour's answer would be wrong."""
     worker = made("task.rows_per_split=1000", "futures.rounds=0")
     rows = worker.rows.task.rows("train")
 
@@ -207,7 +207,7 @@ def test_log_probabilities_are_asked_for_by_name_where_servers_do_not_give_them(
         play(made(), Silent(shopkeeper(HALF_SAID), TOKENIZER), order(HALF_SAID))
 
 
-def test_outside_of_a_conversation_nobody_is_asked() -> None:
+def test_outside_of_a_conversation_no_server_is_called() -> None:
     with pytest.raises(UserError, match="outside a conversation"):
         asyncio.run(ServedModel(RENDERER).generate(Request([1, 2], Sampling())))
 
@@ -231,7 +231,7 @@ def test_a_stop_string_ends_what_the_servers_said_and_leaves_its_ids() -> None:
     assert served(Request(prompt, Sampling(max_tokens=40, stop=("green",)))) == whole
 
 
-def test_a_schema_is_asked_for_in_words_where_servers_cannot_enforce_it() -> None:
+def test_a_schema_is_requested_in_words_if_servers_cannot_enforce_it() -> None:
     request = Request([Message("user", "hello")], Sampling(), schema={"type": "object", "properties": {}})
     assert not ServedModel.abilities.schema and served(request).finish == "stop"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from constraint_rows import AGREED, ON_PURPOSE
@@ -179,6 +180,15 @@ def test_ifeval_columns_are_read() -> None:
     }
     assert ConstraintsVerifier().score("one two", None, row).value == 1
     assert ConstraintsVerifier().score("one", None, row).value == 0
+
+
+@pytest.mark.parametrize("reference", ["an answer in words", "", {}, []])
+def test_ifeval_columns_are_read_beside_a_reference_without_constraints(reference: Any) -> None:
+    row = {
+        "instruction_id_list": ["length_constraints:number_words"],
+        "kwargs": [{"num_words": 2, "relation": "at least"}],
+    }
+    assert [ConstraintsVerifier().score(text, reference, row).value for text in ("one two", "one")] == [1, 0]
 
 
 def test_older_functions_that_mean_an_ifeval_kind_are_that_kind() -> None:

@@ -57,6 +57,13 @@ def test_a_reference_that_depends_on_chance_is_found() -> None:
     assert kinds(Scripted(right=[[PASSED, PASSED], [PASSED, UNCONFIRMED]])) == ["decidable", "believed"]
 
 
+def test_the_reason_says_whether_a_check_fails_always_or_only_sometimes() -> None:
+    looks = [[WRONG, WRONG, UNCONFIRMED, PASSED], [WRONG, PASSED, UNCONFIRMED, PASSED]]
+    profile = asyncio.run(measure(checks(Scripted(right=looks)), "right"))
+    assert profile is not None
+    assert profile.reasons == {0: "wrong: why", 1: "only sometimes: wrong: why", 2: "unconfirmed: why"}
+
+
 def test_a_fault_of_the_sandbox_measures_nothing() -> None:
     assert kinds(Scripted(right=[[PASSED, FAULT]])) is None
 

@@ -1,4 +1,4 @@
-"""Real runs of verl: `make test-cluster` alone runs them."""
+"""Real runs of verl, run only by `make test-cluster`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is in this folder, and skip it where verl is not."""
+    """Mark the tests of this folder, and skip them if verl is not installed."""
     missing = pytest.mark.skip(reason="verl is not installed here: `make test-cluster`")
     for item in items:
         if HERE in item.path.parents:

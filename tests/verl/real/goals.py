@@ -1,4 +1,4 @@
-"""A thousand rows that differ by their hidden goals alone, played by four agent-loop workers of verl inside Ray.
+"""A thousand rows that differ only by their hidden goals, played by four agent-loop workers of verl inside Ray.
 
 As a program: `python -m tests.verl.real.goals FOLDER MODEL ROWS` plays them with a stub server and prints a line.
 """
@@ -35,7 +35,7 @@ class Keeper(Participant):
 
 
 class Secrets(Task):
-    """All rows open alike; each has a secret of its own, told as the digits of a number."""
+    """All rows open alike; each has its own secret, which is told as the digits of a number."""
 
     name = "secrets"
 
@@ -48,7 +48,7 @@ class Secrets(Task):
         return [Row(f"{split}/{n}", (Message("user", "guess ?"),), spelled(n), spelled(n), "secrets") for n in numbers]
 
     def user(self) -> Participant:
-        """Who keeps the secrets."""
+        """The user who keeps the secrets."""
         return Keeper()
 
     def vocabulary(self) -> list[str]:
@@ -56,7 +56,7 @@ class Secrets(Task):
         return ["guess", "?", "which", *"0123456789"]
 
     async def verify(self, conversation: Conversation) -> Score:
-        """1 if the assistant has found out."""
+        """1 if the assistant has found the secret."""
         last = conversation.last("assistant")
         return Score(float(last is not None and last.content.split() == conversation.row.reference.split()))
 
@@ -73,7 +73,7 @@ def heard(conversation: Conversation) -> float:
 
 
 class Parrot:
-    """A server that asks, and then says what it was told."""
+    """A server that asks, and then repeats what it heard."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -129,7 +129,7 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     budget = open_budget(recipe, place)
 
     class OneRow(AgentLoopWorker):  # type: ignore[misc]
-        """verl's worker outside of TransferQueue takes one row a conversation."""
+        """Without TransferQueue, verl's worker takes one row per conversation."""
 
         async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> Any:
             return await super()._agent_loop_postprocess(output[0], validate, **row)
@@ -153,7 +153,9 @@ def play(folder: Path, model: str, rows: int) -> dict[str, Any]:
     batch |= {"reward_model": column([record["reward_model"] for record in records]), "index": np.arange(rows)}
     batch |= {"global_steps": np.ones(rows, dtype=int)}
     out = manager.generate_sequences(DataProto.from_dict(non_tensors=batch))
-    end = time.monotonic() + 20  # helpers that call no endpoint wait for no grant: the first reports may come late
+    end = (
+        time.monotonic() + 20
+    )  # helpers without an endpoint do not wait for permission, so the first reports may come late
     while f"{WORKERS} workers" not in (view := ray.get(budget.describe.remote()))[1] and time.monotonic() < end:
         time.sleep(0.2)
     left = ray.get(budget.close.remote())

@@ -1,6 +1,6 @@
-"""A judge behind HTTP that can be taken down and brought up again at the same address.
+"""A judge behind HTTP that can be stopped and started again at the same address.
 
-As a program: `python -m tests.verl.real.judge PORT FILE` serves until killed; FILE says what it has seen.
+As a program: `python -m tests.verl.real.judge PORT FILE` serves until killed; FILE contains what it has seen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RUBRIC = "Rate this conversation: {{ conversation }}. Answer with a JSON object 
 
 
 class Judge:
-    """The judge's process, and the words of a recipe that has it."""
+    """The judge's process, and the overrides of a recipe that uses it."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         with socket.socket() as free:
@@ -36,7 +36,7 @@ class Judge:
         self.process: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
-        """Serve."""
+        """Start serving."""
         words = [sys.executable, "-m", "tests.verl.real.judge", str(self.port), str(self.seen)]
         self.process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": os.getcwd()})
         end = time.monotonic() + 30
@@ -48,13 +48,13 @@ class Judge:
         raise AssertionError("the judge does not come up")
 
     def down(self) -> None:
-        """Gone, with all its connections."""
+        """Stop, with all its connections."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def tally(self) -> dict[str, int]:
-        """Calls, and most of them in flight at once."""
+        """The number of calls, and the most in flight at once."""
         found: dict[str, int] = json.loads(self.seen.read_text())
         return found
 
@@ -67,7 +67,7 @@ class Judge:
 
 
 async def serve(port: int, seen: Path) -> None:
-    """Answer, and keep count."""
+    """Answer, and count."""
     calls = 0
 
     async def reply(_: dict[str, Any]) -> str:

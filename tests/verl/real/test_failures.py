@@ -1,4 +1,5 @@
-"""Whatever dies, the run ends with the reason, can be gone on with, and leaves no process and no segment behind."""
+"""Whatever dies, the run ends with the reason, can be resumed, and leaves no process and no shared-memory segment
+behind."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_a_killed_agent_loop_worker_stops_the_run_with_the_reason(tmp_path: Path
         run.until(lambda: a_step_saved(run))
         kill(run.named("ray::AgentLoopWorker")[:1])
         assert run.ended() == 2
-        # Said by the driver, which looks for dead workers, or by verl, which may miss one first.
+        # Said by the driver, which looks for dead workers, or by verl, which may notice one first.
         assert "agent-loop worker" in run.words or "AgentLoopWorker" in run.words
         assert "died" in run.words and "--resume" in run.words
         assert run.left() == []
@@ -60,7 +61,7 @@ def test_after_kill_9_nothing_is_left(tmp_path: Path, whom: str) -> None:
         assert run.left() == []
 
 
-def test_a_judge_that_is_down_is_waited_for_and_ctrl_c_ends_the_run_with_its_helpers_closed(tmp_path: Path) -> None:
+def test_a_judge_that_is_down_is_awaited_and_ctrl_c_ends_the_run_with_its_helpers_closed(tmp_path: Path) -> None:
     with Judge(tmp_path, retries=12, backoff_s=0.5) as judge, under_way(tmp_path / "run", *judge.words) as run:
         run.until(lambda: run.steps >= 1)
         judge.down()
@@ -74,7 +75,7 @@ def test_a_judge_that_is_down_is_waited_for_and_ctrl_c_ends_the_run_with_its_hel
         assert run.left() == []
 
 
-def test_a_judge_that_stays_away_stops_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_a_judge_that_stays_down_stops_the_run_with_the_reason(tmp_path: Path) -> None:
     with Judge(tmp_path, retries=1, backoff_s=0.1) as judge, under_way(tmp_path / "run", *judge.words) as run:
         run.until(lambda: run.steps >= 1)
         judge.down()
@@ -89,7 +90,7 @@ def test_budget_and_limits_hold_over_all_workers_and_an_empty_budget_stops_the_r
         run.until(lambda: run.steps >= 1)
         assert run.ended() == 2
         assert "the budget of 100 calls is used up (100)" in run.words and "raise budget.max_calls" in run.words
-        tally = judge.tally()  # every endpoint is tried once before the start; a worker has a whole share of 3
+        tally = judge.tally()  # every endpoint is tried once before the start; a worker has its whole share of 3
         assert tally["calls"] == 1 + 100 and tally["most"] == 2
         assert (run.folder / "spent.json").read_text().startswith('{"calls": 100')
         assert run.left() == []

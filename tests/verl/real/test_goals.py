@@ -1,4 +1,4 @@
-"""No goal is mixed: the fault of the published recipe, looked for inside Ray."""
+"""No goals are mixed up: tests inside Ray for the fault of the published recipe."""
 
 from __future__ import annotations
 

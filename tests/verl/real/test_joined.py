@@ -1,4 +1,4 @@
-"""A run that joins a Ray of two raylets, as all do on a real cluster: training, SIGTERM, kill -9, resume, export."""
+"""A run that joins a Ray of two raylets, as on a real cluster: training, SIGTERM, kill -9, resume, export."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def stopped(here: Path, address: str) -> UnderWay:
-    """A run on both nodes that is told to end (SIGTERM) in its second step, and saves only every hundredth."""
+    """A run on both nodes that receives SIGTERM in its second step and saves only every hundredth."""
     few = ("train.save.every=100", "upshot.watch.grace_s=300", "keep_rollouts=0", "trainer.nnodes=2")
-    # A path that is right only where the command was typed.
+    # A path that is right only in the folder where the command was typed.
     few += ("credit.by=reply", f"model.path={model_in(here).relative_to(here)}")
     with under_way(here / "run", *few, "--join", address) as run:
         run.until(lambda: run.steps >= 1)
@@ -48,7 +48,7 @@ def stopped(here: Path, address: str) -> UnderWay:
 
 @pytest.fixture(scope="module")
 def killed(stopped: UnderWay) -> UnderWay:
-    """The run, gone on with and killed (kill -9) after a step that was saved."""
+    """The run, resumed and killed (kill -9) after a step that was saved."""
     before = stopped.steps
     with under_way(stopped.folder, "train.save.every=1", recipe="") as run:
         run.until(lambda: run.steps >= before + 1 and run.saved >= before + 1)
@@ -59,7 +59,7 @@ def killed(stopped: UnderWay) -> UnderWay:
 
 @pytest.fixture(scope="module")
 def finished(killed: UnderWay) -> VerlRun:
-    """The run, gone on with to its end, on the same Ray."""
+    """The run, resumed to its end, on the same Ray."""
     words = ("--resume", str(killed.folder))
     steps = max(LAST, killed.saved + 1)
     return verl_run(killed.folder, f"train.steps={steps}", "eval.every=2", recipe="", words=words, ranks=0)

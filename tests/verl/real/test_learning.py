@@ -1,4 +1,4 @@
-"""PPO and classmates train on verl. One rank; two are those of the other runs."""
+"""PPO and classmates train on verl, on one rank; the other runs use two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from upshot.serving.servers.state import folder_of, is_up
 
 
 def trains(run: VerlRun, steps: int, within: float = 1e-4) -> None:
-    """Hold that every step moved the weights by a finite gradient, and that sampler and trainer agree."""
+    """Check that every step moved the weights by a finite gradient, and that sampler and trainer agree."""
     norms = run.series("train/grad_norm")
     assert len(norms) == steps and all(math.isfinite(norm) and norm > 0 for norm in norms)
     assert max(run.series("verl/training/rollout_probs_diff_max")) < within

@@ -1,7 +1,7 @@
-"""The quickstart on two FSDP2 ranks through `upshot train --engine verl`, our engine sampling.
+"""The quickstart on two FSDP2 ranks through `upshot train --engine verl`, sampled by our engine.
 
-One run of 20 steps beside one of local mode, then two steps more by `--resume`: what is learned, what is in the folder,
-and its model. The tests stand in the order in which the folder grows.
+One run of 20 steps beside one in local mode, then two more steps by `--resume`: what is learned, what is in the folder,
+and the resulting model. The tests are ordered as the folder grows.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from upshot.training.metrics.best import is_evaluation
 
 STEPS, PROMPTS, REPLIES = 20, 16, 8
 MORE = STEPS + 2
-"""The resumed run is the negative control, too: after the update of its first step the servers are sent no weights."""
+"""The resumed run is also the negative control: after the update of its first step, the servers receive no weights."""
 OWN = (
     "train.save.every=10",
     f"eval.every={STEPS}",
     "eval.rows=64",
     f"keep_rollouts={PROMPTS * REPLIES}",
 )
-"""What the runs on verl and in local mode are both told; all else is the quickstart
-as it ships, which learns along the tree."""
+"""The settings of both runs, on verl and in local mode; the rest is the quickstart as it ships, which learns along the
+tree."""
 SAME = ("reward/mean", "reward/extrinsic", "reward/intrinsic", "reward/group_std", "metric/verifier", "train/tokens")
 SAME += ("train/sequences", "tree/forks", "tree/branches")
 SAME += ("policy/entropy", "policy/clipped", "loss/policy", "train/lr", "train/skipped")
-"""What a first step with the same draws has in common with local mode's, by name."""
+"""What a first step with the same draws has in common with local mode, by name."""
 APART = "verl/training/rollout_probs_diff_max"
-"""The largest difference, over all trained tokens of a step, of the sampler's and the trainer's probability."""
+"""The largest difference between the sampler's and the trainer's probability, over all trained tokens of a step."""
 AGREE = 1e-4
 
 
@@ -62,7 +62,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def beside(here: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Local mode, which trains while verl starts."""
+    """The run in local mode, which trains while verl starts."""
     process = start_locally(here / "local", f"train.steps={STEPS}", *OWN)
     yield process
     end(process)
@@ -84,7 +84,7 @@ def local(here: Path, beside: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def again(run: VerlRun, here: Path) -> VerlRun:
-    """The run, gone on with. The lines of the next step stand for those of one that was killed after its checkpoint."""
+    """The resumed run. The lines of the next step stand for those of a step killed after its checkpoint."""
     append_jsonl(run.folder / "metrics.jsonl", [{"phase": "rl", "step": STEPS + 1, "reward/mean": 9.0}])
     append_jsonl(run.folder / "rollouts.jsonl", [{"step": STEPS + 1, "row": "of a killed run"}])
     told = {FOLDER: str(here / "seen again"), STALE: str(STEPS + 1)}
@@ -97,7 +97,7 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
 
 
 def trained(run: VerlRun) -> list[dict[str, Any]]:
-    """The lines of steps, without those that only look."""
+    """The lines of training steps, without those of evaluations."""
     return [line for line in run.lines if not is_evaluation(line)]
 
 
@@ -115,13 +115,15 @@ def test_the_ids_trained_are_the_ids_sampled(run: VerlRun, here: Path) -> None:
     sampled = {(tuple(said["prompt"]), tuple(said["ids"])) for said in notes(here / "seen", "sampled")}
     lines = [line for line in notes(here / "seen", "trained") if any(line["mask"])]
     assert len(lines) == sum(run.series("train/sequences"))
-    assert len([line for line in lines if all(line["mask"])]) == STEPS * PROMPTS * REPLIES  # the replies; others branch
+    assert (
+        len([line for line in lines if all(line["mask"])]) == STEPS * PROMPTS * REPLIES
+    )  # the replies; others are branches
     for line in lines:
         assert all((tuple(before), tuple(said)) in sampled for before, said in turns(line))
 
 
 def turns(line: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
-    """What is trained of a row, turn by turn, with all that stands before it."""
+    """What is trained of a row, turn by turn, with everything before it."""
     at = len(line["prompt"])
     ids = [*line["prompt"], *line["ids"]]
     for bit, own in groupby(line["mask"]):
@@ -137,7 +139,7 @@ def test_nothing_is_left_where_the_command_was_typed(run: VerlRun, here: Path) -
 
 def test_each_answer_says_the_step_whose_weights_sampled_it(run: VerlRun, here: Path) -> None:
     steps = [said["step"] for said in notes(here / "seen", "sampled")]
-    assert steps == sorted(steps) and set(steps) == set(range(STEPS + 1))  # the last weights are looked at
+    assert steps == sorted(steps) and set(steps) == set(range(STEPS + 1))  # the last weights are only evaluated
 
 
 def test_a_conversation_with_its_futures_stays_on_one_server_and_both_are_used(run: VerlRun, here: Path) -> None:
@@ -149,7 +151,7 @@ def test_a_conversation_with_its_futures_stays_on_one_server_and_both_are_used(r
 
 
 def test_the_reward_rises_on_rows_that_were_not_trained(run: VerlRun) -> None:
-    # The same rows, greedily; the rewards of training are of other rows at each step.
+    # The same rows, greedily; training rewards are of different rows at each step.
     before, after = run.series("eval/reward/mean")
     assert after > before + 0.1
 
@@ -177,7 +179,7 @@ def test_the_first_step_is_that_of_local_mode(run: VerlRun, local: list[dict[str
 
 
 def branches(reply: dict[str, Any]) -> list[float]:
-    """What the branches of a reply's futures earned, with their advantages."""
+    """The rewards of the branches of a reply's futures, with their advantages."""
     own = [branch for future in reply["futures"] for branch in future.get("branches", ())]
     return [number or 0.0 for branch in own for number in (branch["reward"], branch["advantage"])]
 
@@ -194,7 +196,7 @@ def test_every_reply_of_every_step_is_in_rollouts_with_its_tree_reward_and_advan
 
 
 def rows_of(step: int) -> list[str]:
-    """The rows that local mode picks for a step."""
+    """The rows that local mode selects for a step."""
     rows = SlotsTask().rows("train")
     return [rows[item].id for item in pick(len(rows), PROMPTS, step - 1, 0)]
 

@@ -1,4 +1,4 @@
-"""A Ray of our own comes up where its agents take longer than the 15 seconds that a raylet waits for them."""
+"""A Ray of our own starts even if its agents take longer than the 15 seconds that a raylet waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervised training with --engine verl, two ranks: local mode's losses step by step, and going on with it."""
+"""Supervised training with --engine verl on two ranks: local mode's losses step by step, and resuming."""
 
 from __future__ import annotations
 

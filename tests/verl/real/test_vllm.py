@@ -1,7 +1,8 @@
-"""The quickstart, made small, on two FSDP2 ranks with real vLLM as verl's rollout backend, which cuts its distribution.
+"""A small quickstart on two FSDP2 ranks with real vLLM as verl's rollout backend, which truncates its distribution.
 
-vLLM's probabilities after a cut (verl's default) would be 0.24 apart from the trainer's; without one both kinds are
-the same."""
+vLLM's probabilities after a cut (verl's default) would differ from the trainer's by 0.24; without one both are the
+same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on verl that is under way: its steps, its processes, its shared memory; and whether anything of it is left."""
+"""A run on verl in progress: its steps, processes and shared memory, and whether anything is left of it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SMALL = (
     "eval.every=0",
     *("task.rows_per_split=64", "warm_start=null", "upshot.watch.silent_s=20"),
 )
-"""A run that would go on for long, and saves every step."""
+"""A run that would last long, and saves every step."""
 LEFT_S = 30.0
 
 
 class UnderWay:
-    """A command in a session of its own, and what it has started."""
+    """A command in its own session, and what it has started."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         self.folder = folder
@@ -48,19 +48,19 @@ class UnderWay:
 
     @property
     def steps(self) -> int:
-        """Steps that are in metrics.jsonl."""
+        """Steps in metrics.jsonl."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.is_file() else []
         return max((line["step"] for line in map(json.loads, lines) if line["phase"] == "rl"), default=0)
 
     @property
     def saved(self) -> int:
-        """The step of the newest whole checkpoint."""
+        """The step of the newest complete checkpoint."""
         return newest_step(RunFolder(self.folder))
 
     @property
     def log(self) -> str:
-        """verl's words."""
+        """verl's output."""
         path = self.folder / "verl.log"
         return path.read_text(errors="replace") if path.is_file() else ""
 
@@ -70,7 +70,7 @@ class UnderWay:
         return self.said.read_text(errors="replace")
 
     def look(self) -> list[int]:
-        """The processes below the command, remembered with the segments that they have mapped."""
+        """The processes below the command, recorded with the segments that they have mapped."""
         parents = {pid: _stat(pid)[1] for pid in _all()}
         found = {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
@@ -85,11 +85,12 @@ class UnderWay:
         return sorted(found)
 
     def named(self, word: str) -> list[int]:
-        """Processes whose command line has a word."""
+        """Processes whose command line contains a text."""
         return [pid for pid in self.look() if word in _command(pid)]
 
     def until(self, sign: Callable[[], object]) -> None:
-        """Wait for something; AssertionError with the end of the log when the run falls silent, or ends first."""
+        """Wait for something; AssertionError with the end of the log if the run is silent for too long or ends
+        first."""
         life = Signs(self.folder)
         while not sign():
             told = self.log[-4000:] + self.words[-2000:]
@@ -99,7 +100,7 @@ class UnderWay:
         self.look()
 
     def ended(self) -> int:
-        """Its exit code, when it has ended."""
+        """Its exit code, once it has ended."""
         life = Signs(self.folder)
         while self.process.poll() is None and life.silent() < patience(SILENT_S):
             time.sleep(0.2)
@@ -107,7 +108,7 @@ class UnderWay:
         return self.process.returncode
 
     def left(self) -> list[str]:
-        """Processes and segments that are still there after a moment."""
+        """Processes and segments that still exist after a moment."""
         end = time.monotonic() + patience(LEFT_S)
         while (found := self._left()) and time.monotonic() < end:
             time.sleep(0.5)
@@ -123,7 +124,7 @@ class UnderWay:
 
 @contextmanager
 def under_way(folder: Path, *overrides: str, recipe: str = "quickstart", ranks: int = 1) -> Iterator[UnderWay]:
-    """Start a run as a user does, or go on with one (`recipe=""`); nothing of it is left afterwards."""
+    """Start a run as a user would, or resume one (`recipe=""`); afterwards nothing of it is left."""
     words = [sys.executable, "-m", "tests.support.verl_cpu"]
     own = [recipe, f"run_dir={folder}", f"trainer.n_gpus_per_node={ranks}", f"model.path={folder.parent / 'model'}"]
     if recipe and not (folder.parent / "model").is_dir():
@@ -154,7 +155,7 @@ def _all() -> list[int]:
 
 
 def _stat(pid: int) -> tuple[str, int, int, str]:
-    """State, parent, session, start time; zeros for one that is gone."""
+    """State, parent, session, start time; zeros if the process is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

