@@ -59,7 +59,9 @@ class PagePool:
         """Page lists whose release was put off; their reference counts are not yet lowered."""
         self._next_chain = ROOT + 1
         self.hits = 0
+        """Ids of admitted requests that were found in the prefix cache."""
         self.lookups = 0
+        """Ids of admitted requests that could have been found."""
 
     @property
     def available(self) -> int:
@@ -191,8 +193,6 @@ class PagePool:
             if chain in self._trails:
                 chain = self._follow(chain, np.frombuffer(packed, np.int32, limit), pages)
         self.hold_all(pages)
-        self.lookups += limit
-        self.hits += len(pages) * self.page_size
         return pages, chain
 
     def _follow(self, chain: int, ids: np.ndarray, pages: list[int]) -> int:

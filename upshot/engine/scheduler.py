@@ -154,6 +154,8 @@ class Scheduler:
             return False
         seq.pages, seq.chain, seq.published = pages, chain, len(pages)
         seq.computed = len(pages) * size
+        self.pool.lookups += cacheable
+        self.pool.hits += seq.computed
         if seq.given or len(seq.ids) == seq.prompt_len:
             seq.cached = seq.computed
         seq.pages += self.pool.take_some(need)
@@ -199,14 +201,12 @@ class Scheduler:
 
     def _fork_siblings(self, seq: Sequence) -> list[Sequence]:
         """The prompt of `seq` is prefilled: let its siblings share the pages. Returns those that got a slot."""
-        forked: list[Sequence] = []
-        for twin in seq.siblings:
-            if not self._slots:
-                # No slot left: this one finds the prompt in the prefix cache later.
-                self._add_first(twin)
-                continue
+        siblings, slots = list(seq.siblings), len(self._slots)
+        forked, rest = siblings[:slots], siblings[slots:]
+        for twin in forked:
             self._share(seq, twin)
-            forked.append(twin)
+        for twin in reversed(rest):  # these find the prompt in the prefix cache later
+            self._add_first(twin)
         seq.siblings.clear()
         return forked
 
