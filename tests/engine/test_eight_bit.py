@@ -93,13 +93,13 @@ def noisy_driver(model: LlamaForCausalLM, noise: float, narrow: bool = True) -> 
     """A driver whose products are off by this much, as they are in 8 bits."""
     driver = BlockDriver(model, shape_of(model))
     driver.narrow = driver.rough = narrow
-    product, draw = driver.product_back, torch.Generator().manual_seed(0)
+    product, draw = driver.project_out, torch.Generator().manual_seed(0)
 
     def back(module: Any, x: Any) -> torch.Tensor:
         y = product(module, x)
         return y + noise * y.abs().mean() * torch.randn(y.shape, generator=draw).to(y.dtype)
 
-    driver.product_back = back  # type: ignore[method-assign]
+    driver.project_out = back  # type: ignore[method-assign]
     return driver
 
 

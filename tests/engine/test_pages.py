@@ -140,6 +140,36 @@ def test_a_trail_finds_the_same_pages_as_a_page_by_page_search(seed: int, n_page
         pages_module["STRIDE"] = before
 
 
+def test_a_request_that_waits_for_pages_counts_what_it_finds_in_the_cache_once() -> None:
+    pool = PagePool(6, 4)
+    scheduler = Scheduler(pool, 4, 64)
+    scheduler.add(Sequence(list(range(12)), Rules(max_tokens=6)))
+    waited = 0
+    for step in range(20):
+        plan = scheduler.plan()
+        if plan is None:
+            break
+        scheduler.commit(plan.rows, [99] * len(plan.rows), [0.0] * len(plan.rows), 0)
+        if step == 0:
+            second = Sequence([*range(8), *[50] * 6], Rules(max_tokens=1))
+            scheduler.add(second)
+        waited += second in scheduler.waiting
+    assert second.finish == "length" and waited > 2
+    assert (pool.lookups, pool.hits) == (11 + 13, 8)
+
+
+def test_siblings_without_a_slot_wait_in_their_order() -> None:
+    scheduler = Scheduler(PagePool(20, 4), 2, 64)
+    group = [Sequence([1, 2, 3], Rules(max_tokens=2, seed=i)) for i in range(5)]
+    siblings = dict.fromkeys(group[1:])
+    for seq in group:
+        seq.siblings = siblings
+    scheduler.add(group[0])
+    plan = scheduler.plan()
+    assert plan is not None and plan.rows == group[:2]
+    assert list(scheduler.waiting) == group[2:]
+
+
 class Fake:
     """A model of the engine: the 'key' of a position is the tuple of ids up to it, checked at every read.
 

@@ -1,8 +1,9 @@
-"""The engine: queue, step loop, versions of the weights. It works on ids and does not know text.
+"""The engine's API: submit requests, run steps, announce new weights. `models/engine_model.py` is its main caller.
 
 On the CPU a step runs on the event loop itself, so batches form in the same order in every run and `breakpoint()`
-works. Call `weights_changed` after an optimizer step: results of older weights are never used again. Running requests
-keep their ids and are recomputed with the new weights (their `version` stays that of their first id).
+works. Call `weights_changed` after every optimizer step: KV entries of older weights are never read again. Running
+requests keep their ids, whose keys and values are recomputed with the new weights; `Sequence.version` stays the version
+that sampled the first id.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from upshot.engine.swap_slot import SwapSlot
 
 Token = Callable[[Sequence, int, float], None]
 FIRST_CHUNK = 4096
-"""Prompt ids that are read first when the GPU is idle."""
+"""Prompt ids in the first prefill chunk on an idle GPU: small, so that the GPU works while the host plans the next."""
 LEAST_TEMPERATURE = 1e-10
-"""Dividing logits by less than this would leave the range of float32."""
+"""Dividing logits by a smaller temperature would overflow float32."""
 SCORE_LOGITS, SCORE_LOGITS_GPU = 1 << 25, 1 << 28
-"""Logits that scoring computes in one step: 128 MiB in float32, 512 MiB in bfloat16."""
+"""Logits that scoring may compute in one step (CPU, GPU): 128 MiB in float32, 512 MiB in bfloat16."""
 SETTLED = 64
-"""Sequences whose pages are freed during one step."""
+"""Finished sequences whose pages are freed while a step runs; freeing all at once would delay the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Sizes of the engine."""
+    """Sizes and modes of the engine."""
 
     kv_bytes: int = 0
-    """Memory for keys and values; 0: 512 MiB on the CPU, a third of what is free on a GPU."""
+    """Bytes for keys and values; 0: 512 MiB on the CPU, a third of the free memory on a GPU."""
     page_size: int = 16
-    """Ids a page holds."""
+    """Ids per page."""
     max_running: int = 0
     """Sequences computed at once; 0: 512 on the CPU, 1024 on a GPU."""
     chunk_tokens: int = 0
-    """Prompt ids read in one step; 0: 2048 on the CPU, 16384 on a GPU."""
+    """Prompt ids in one prefill step; 0: 2048 on the CPU, 16384 on a GPU."""
     max_waiting: int = 1 << 20
     """Sequences that may wait; more are refused."""
     seed: int = 0
@@ -57,20 +58,20 @@ class EngineSettings:
     lean: bool = True
     """Drive known families layer by layer (llama/driver.py) instead of through the model's forward."""
     merge: Merging = "copy"
-    """Whether LoRA adapters are merged into their weights (llama/merged.py). copy: into a copy. in place: into the
-    model's own weights while the engine is not parked; nothing else may use the model then. never: adapters are called
-    as modules, which is slower."""
+    """Whether LoRA adapters are merged into their weights (llama/merged.py). copy: into a copy of the weights. in
+    place: into the model's own weights while the engine is not parked; nothing else may use the model meanwhile. never:
+    adapters are called as modules, which is slower."""
     weights: Literal["model", "fp8"] = "model"
-    """fp8: projections in 8 bits, one scale for those of one input and one for each token (llama/eight_bit.py; Hopper
-    and later)."""
+    """fp8: projections in 8 bits. Projections with the same input share one scale; activations have one per token
+    (llama/eight_bit.py; Hopper and later)."""
     kv: Literal["model", "fp8"] = "model"
-    """fp8: keys and values in 8 bits, half the memory and half of what a step reads of them (kernels/kv8.py)."""
+    """fp8: keys and values in 8 bits, which halves their memory and the bytes a decode step reads (kernels/kv8.py)."""
     kernels: bool = False
-    """Run the GPU's kernels on the CPU too (Triton's interpreter; slow, for tests)."""
+    """Run the GPU's kernels on the CPU too (in Triton's interpreter; slow, for tests)."""
     graphs: bool = True
     """Capture decode steps as CUDA graphs (GPU only)."""
     check: bool = True
-    """Compare the first forward with the model's own before anything runs."""
+    """Compare the driver's logits with the model's own forward when the engine is created (llama/select.py)."""
     own_stream: bool = False
     """Run steps concurrently with those of other engines in the process (GPU only); for models that are not trained."""
     exact: bool = False
@@ -94,7 +95,7 @@ class Engine:
     ) -> None:
         self.settings = settings or EngineSettings()
         self.swap_slot = swap_slot
-        """Where weights and pages are when models share memory, and when it is this model's turn."""
+        """The memory region of an engine that takes turns with others on a device; None: it has its own memory."""
         self.model = model
         self.shape = shape_of(model)
         self.eos_ids = frozenset(eos_ids if eos_ids is not None else _eos_of(model))
@@ -103,11 +104,12 @@ class Engine:
         self._unseen = 0
         """Prompt ids submitted since the last step."""
         self._committing = False
+        """Whether results are being committed: callbacks that submit must not start a step then."""
         self.parked = False
         self.runner: Any
         self.on_gpu = self.shape.device.type == "cuda"
         self.ahead = self.on_gpu or self.settings.kernels
-        """Results come back one step late."""
+        """Results come back one step late: a step is launched before the results of the previous one are read."""
         self.stream = torch.cuda.Stream(self.shape.device) if self.on_gpu and self.settings.own_stream else None
         n_pages = self._n_pages()
         if self.ahead:
@@ -180,7 +182,7 @@ class Engine:
         on_token: Token | None = None,
         on_done: Callable[[Sequence], None] | None = None,
     ) -> list[Sequence]:
-        """Queue n continuations of `ids`; they read the prompt once."""
+        """Queue n continuations of `ids`, whose prompt is prefilled once."""
         most, stops = self._room(ids, rules, n), rules.stop_ids | self.eos_ids
         each = [rules.of_row(most, derive_seed(rules.seed, "sample", i), stops) for i in range(n)]
         seqs = [Sequence(list(ids), rule, on_token=on_token, on_done=on_done) for rule in each]
@@ -200,7 +202,8 @@ class Engine:
     ) -> Sequence:
         """Queue the log-probabilities of `given` ids after `prompt`; when done they are the sequence's `logprobs`.
 
-        Each is log softmax(logits) of an id after all ids before it. `top`: the likeliest ids in each place, as `tops`.
+        Each is log softmax(logits) at temperature 1. `top`: how many of the likeliest ids to return per position, in
+        the sequence's `tops`.
         """
         if not given:
             raise UserError("there is nothing to score; give at least one token id after the prompt")
@@ -217,7 +220,7 @@ class Engine:
         return seq
 
     def _queue(self, leader: Sequence, n: int) -> None:
-        """Queue a sequence with its siblings; start at once if the device is idle."""
+        """Queue a sequence with its siblings; start a step at once if the GPU is idle and enough ids are waiting."""
         self.scheduler.add(leader)
         self.prompted += len(leader.ids) * n
         self._unseen += len(leader.ids)
@@ -226,11 +229,11 @@ class Engine:
             try:
                 self.step()  # the GPU works while the caller prepares more
             except Exception as error:
-                self._fail_all(error)  # others wait for what this step planned
+                self._fail_all(error)  # the step had planned work of other requests, too
                 raise
 
     def _room(self, ids: list[int], rules: Rules, n: int) -> int:
-        """How many ids may follow; `UserError` or `QueueFull` if none may."""
+        """How many ids may be sampled after `ids`; raises `UserError` or `QueueFull` if the request cannot be taken."""
         if not ids:
             raise UserError("an empty prompt cannot be continued; give at least one token id")
         if len(ids) >= self.shape.max_length:
@@ -263,9 +266,9 @@ class Engine:
 
     def _check_vocabulary(self, seq: Sequence) -> None:
         try:
-            # Negative ids are large ones here.
+            # As uint32, negative ids are large ones.
             wrong = np.maximum.reduce(np.frombuffer(seq.packed(), dtype=np.uint32)) >= self.shape.vocab
-        except (OverflowError, struct.error):  # far outside any vocabulary
+        except (OverflowError, struct.error):  # does not fit into 32 bits
             wrong = True
         if wrong:
             high = max(seq.ids)
@@ -273,39 +276,39 @@ class Engine:
             raise UserError(f"token id {outside} is outside the vocabulary (0 to {self.shape.vocab - 1})")
 
     def fresh_seed(self) -> int:
-        """A seed for a request without one, from the engine's seed and the request's number."""
+        """A seed for a request without one, derived from the engine's seed and the number of such requests so far."""
         self._submitted += 1
         return derive_seed(self.settings.seed, "request", self._submitted)
 
     def abort(self, seq: Sequence) -> None:
-        """End a sequence now, in whatever state it is."""
+        """End a sequence now, whether it waits or runs."""
         self.scheduler.finish(seq, "abort")
 
     def fork(self, seq: Sequence, rules: Rules) -> Sequence:
-        """A new sequence that continues from all ids of `seq` so far, shares its pages and follows its grammar."""
+        """A new sequence that continues from all ids of `seq` so far, on its pages and with a copy of its grammar."""
         self._drain()
         most = self._room(seq.ids, rules, 1)
-        # A draw is keyed by (seed, position): with the seed of `seq`, or of another fork, it would repeat their ids.
+        # Draws are keyed by (seed, position); forks with the same seed would all sample the same ids.
         seed = derive_seed(rules.seed, "fork", seq.rules.seed, seq.forks)
         seq.forks += 1
         return self.scheduler.fork(seq, rules.of_row(most, seed, rules.stop_ids | self.eos_ids))
 
     def weights_changed(self) -> int:
-        """Call after every change of the weights; the new version."""
+        """Call after every change of the weights; returns the new version."""
         self._drain()
         self.version += 1
         self.scheduler.restart()
         if not self.parked:
             with self._own_device(weights_written=True):
                 self.runner.forget()
-        self.pool.forget()  # while the device merges adapters
+        self.pool.forget()  # on the host, while the device merges adapters
         return self.version
 
     def park(self, keep_steps: bool = False) -> None:
-        """Release the memory of keys, values, captured steps and merged weights; the next step allocates it again.
+        """Release the memory of keys, values, CUDA graphs and merged weights; the next step allocates it again.
 
-        Nothing is lost: running requests keep their ids and continue from them. `keep_steps`: keep captured steps, for
-        an engine whose weights and pages will be at the same addresses again.
+        No request is lost: running ones keep their ids and are prefilled again. `keep_steps`: keep CUDA graphs and
+        merged weights, for an engine whose weights and pages will return to the same addresses.
         """
         if self.parked and (keep_steps or self.swap_slot is None):
             return
@@ -323,12 +326,13 @@ class Engine:
         if not self.parked:
             return
         if self.swap_slot is None:
-            self._return_memory()  # pages need one contiguous block, and cached memory of others may split it
+            self._return_memory()  # pages need one contiguous block, which PyTorch's cached blocks may fragment
         with self._own_device(weights_written=True):
             self.runner.resume()
         self.parked = False
 
     def _return_memory(self) -> None:
+        """Give PyTorch's cached GPU memory back to the driver."""
         if self.on_gpu:
             torch.cuda.synchronize(self.shape.device)
             torch.cuda.empty_cache()
@@ -336,12 +340,11 @@ class Engine:
     # --- steps
 
     def step(self) -> bool:
-        """Compute one step; False if there is nothing to do."""
+        """Compute one step; False if there is nothing left to compute."""
         if self.swap_slot is not None and not self.swap_slot.here and self.scheduler.busy:
             self.swap_slot.enter()
         if self.parked and self.scheduler.busy:
             self.resume()
-        # The first chunk is a small one, so that the GPU works while the host plans the next.
         first = self.on_gpu and not self.runner.flights
         plan = self.scheduler.plan(min(FIRST_CHUNK, self.scheduler.chunk_tokens) if first else 0)
         self._unseen = 0
@@ -372,7 +375,7 @@ class Engine:
             self._committing = False
 
     def _drain(self) -> bool:
-        """Wait for the results that are still being computed."""
+        """Wait for results of steps that are still running and commit them; False if there were none."""
         if not self.ahead:
             return False
         drained = False
@@ -382,7 +385,7 @@ class Engine:
         return drained
 
     def run_until_done(self) -> None:
-        """Step until nothing is left (no event loop needed)."""
+        """Step until all requests are done; needs no event loop."""
         while self.scheduler.busy:
             self.step()
         self._drain()
@@ -405,9 +408,10 @@ class Engine:
             raise
 
     def _fail_all(self, error: BaseException) -> None:
+        """A step failed: end every request with its error, and drop all cached pages."""
         for seq in self.scheduler.all():
             self.scheduler.fail(seq, error)
-        self.scheduler.restart()  # nor is a page copied that was planned to be
+        self.scheduler.restart()  # also drops planned page copies
         self.pool.forget()
         if not self.parked:
             with self._own_device():
@@ -421,7 +425,7 @@ class Engine:
         if self._loop_task is not None and not self._loop_task.done():
             self._loop_task.cancel()
         if self.settings.merge == "in place":
-            self.park()  # the model is its owner's again
+            self.park()  # restores the model's own weights
 
     def stats(self) -> dict[str, float]:
         """Counters since the start."""

@@ -1,11 +1,12 @@
-"""Pages of the KV cache: who holds which, which hold a known prefix, which can be taken.
+"""The page pool: reference counts of KV pages, and the prefix cache. The scheduler takes and releases pages here.
 
-Pure bookkeeping, no tensors. A page is a number. Page 0 is never assigned: kernels may write values there that are not
-read. A published page is found by the exact tokens it holds and by the chain of pages before it, so prefixes are shared
-without hash collisions. A page without holders stays findable until its space is needed.
+Pure bookkeeping, no tensors; a page is a number. Page 0 is never assigned: padding writes its keys and values there. A
+full page is *published* under the exact ids it holds and the *chain* of pages before it (a number for that prefix), so
+equal prefixes are found without hash collisions. A published page without references is *idle*: it stays findable until
+its space is needed, oldest first.
 
 Looking up every page of a long prompt at every turn of a conversation would cost turns × tokens. So the pool remembers
-the *trail* of a long sequence, its ids and pages: a prompt that begins alike follows it in one comparison.
+the *trail* of a long finished sequence, its ids and pages; a prompt that begins alike follows it in one comparison.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ ROOT = 0
 """The chain of the empty prefix."""
 WIDTH = array("i").itemsize
 STRIDE = 64
-"""Pages between the places from which a trail can be followed."""
+"""A trail can be entered at every 64th of its pages; shorter sequences leave none."""
 TRAILS = 4096
-"""Most such places."""
+"""Entry points kept at most; the oldest are forgotten."""
 
 
 def packed_ids(ids: Sequence[int]) -> array[int]:
-    """Ids as machine integers: half the price to compare and to hash."""
+    """Ids as 32-bit integers, which compare and hash twice as fast as a list."""
     return ids if isinstance(ids, array) else array("i", ids)
 
 
@@ -43,21 +44,24 @@ class PagePool:
         self._found: dict[tuple[int, bytes], tuple[int, int]] = {}
         """(chain before, packed ids) → (page, chain after)."""
         self._key: list[tuple[int, bytes] | None] = [None] * n_pages
-        """Under what each page is published."""
+        """The key in `_found` of each published page."""
         self._chains = np.zeros(n_pages, dtype=np.int64)
-        """The chain after each published page."""
+        """The chain after each published page; ROOT if it is not published. Chains are never used twice."""
         self._trails: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        """Where a chain led a long sequence: its ids, its pages, the chain after each."""
+        """Chain at an entry point → a trail: ids, pages, chain after each page."""
         self._idle: deque[int] = deque()
-        """Published pages that had no holder at some time, oldest first; only the last entry of a page counts."""
+        """Pages that became idle, oldest first; a page may be in it several times, and only its last entry counts."""
         self._entries = [0] * n_pages
         """How often each page is in that queue."""
         self._n_idle = 0
+        """How many pages are idle."""
         self._returned: list[Sequence[int]] = []
-        """Pages of holders that are done with them, still counted as held."""
+        """Page lists whose release was put off; their reference counts are not yet lowered."""
         self._next_chain = ROOT + 1
         self.hits = 0
+        """Ids of admitted requests that were found in the prefix cache."""
         self.lookups = 0
+        """Ids of admitted requests that could have been found."""
 
     @property
     def available(self) -> int:
@@ -71,7 +75,7 @@ class PagePool:
 
     @property
     def held(self) -> int:
-        """Pages with a holder (page 0 not counted)."""
+        """Pages with references (page 0 not counted)."""
         return self.n_pages - 1 - self.available
 
     @property
@@ -80,16 +84,16 @@ class PagePool:
         return len(self._found)
 
     def refs(self, page: int) -> int:
-        """How many hold the page."""
+        """The page's reference count."""
         self.settle()
         return self._refs[page]
 
     def alone(self, page: int) -> bool:
-        """Whether one holds the page."""
+        """Whether the page has a single reference."""
         return self._refs[page] == 1 or self.refs(page) == 1
 
     def take(self) -> int:
-        """A page for one holder; the oldest idle prefix makes room if no page is free."""
+        """A page with one reference; evicts the oldest idle page if none is free."""
         if not self._free and not self.has(1):
             raise MemoryError("no page is free; check `available` before taking one")
         page = self._free.pop() if self._free else self._oldest_idle()
@@ -97,7 +101,7 @@ class PagePool:
         return page
 
     def _oldest_idle(self) -> int:
-        """The page that has been without a holder for the longest time; it is no longer findable."""
+        """Evict the page that has been idle for the longest time."""
         while True:
             page = self._idle.popleft()
             self._entries[page] -= 1
@@ -110,7 +114,7 @@ class PagePool:
                 return page
 
     def take_some(self, count: int) -> list[int]:
-        """`count` pages for one holder."""
+        """`count` pages with one reference each."""
         free = self._free
         if count > len(free) or not count:
             return [self.take() for _ in range(count)]
@@ -121,7 +125,7 @@ class PagePool:
         return pages
 
     def hold_all(self, pages: Sequence[int]) -> None:
-        """One more holder of each page."""
+        """Add a reference to each page."""
         refs = self._refs
         for page in pages:
             if refs[page] == 0:
@@ -129,11 +133,11 @@ class PagePool:
             refs[page] += 1
 
     def drop(self, page: int) -> None:
-        """One holder less; the last one frees it, or leaves it findable if it was published."""
+        """Remove a reference; the last one frees the page, or makes it idle if it is published."""
         self.drop_all((page,))
 
     def drop_all(self, pages: Sequence[int]) -> None:
-        """Drop a sequence's pages, the last first, so that the ends of prefixes are reused before their beginnings."""
+        """Remove a reference to each page, the last first, so that ends of prefixes are evicted before beginnings."""
         counts, key = self._refs, self._key
         for page in reversed(pages):
             count = counts[page] - 1
@@ -152,11 +156,11 @@ class PagePool:
             self._tidy()
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Drop a sequence's pages later: when there is time, or when pages are needed."""
+        """Drop a sequence's pages later: in `settle`, or when pages are needed."""
         self._returned.append(pages)
 
     def settle(self, most: int = 0) -> None:
-        """Drop the pages that were given back, of at most this many sequences (0: of all)."""
+        """Drop pages that were given back, of at most this many sequences (0: of all)."""
         if self._returned:
             count = most or len(self._returned)
             for pages in self._returned[:count]:
@@ -164,7 +168,7 @@ class PagePool:
             del self._returned[:count]
 
     def _tidy(self) -> None:
-        """Forget entries that do not count, so that the queue stays short."""
+        """Remove entries that do not count, so that the queue stays short."""
         entries, queue = self._entries, self._idle
         for _ in range(len(queue)):
             page = queue.popleft()
@@ -174,7 +178,7 @@ class PagePool:
                 entries[page] -= 1
 
     def match(self, ids: Sequence[int], limit: int) -> tuple[list[int], int]:
-        """Pages (now held) that hold the longest published prefix of `ids[:limit]`, and the chain after them."""
+        """Pages of the longest published prefix of `ids[:limit]`, with a reference added, and the chain after it."""
         packed = packed_ids(ids).tobytes()
         size = self.page_size * WIDTH
         pages: list[int] = []
@@ -189,36 +193,34 @@ class PagePool:
             if chain in self._trails:
                 chain = self._follow(chain, np.frombuffer(packed, np.int32, limit), pages)
         self.hold_all(pages)
-        self.lookups += limit
-        self.hits += len(pages) * self.page_size
         return pages, chain
 
     def _follow(self, chain: int, ids: np.ndarray, pages: list[int]) -> int:
-        """Add the pages that these ids share with a trail which they have followed so far; the chain after them."""
+        """Append the pages that `ids` share with the trail at `chain`; returns the chain after them."""
         known, trail, chains = self._trails[chain]
         start, size = len(pages), self.page_size
         stop = min(len(ids) // size, len(trail))
         same = (ids[start * size : stop * size] == known[start * size : stop * size]).reshape(-1, size).all(1)
-        # Else a page holds other ids by now, or was never findable: an equal one had been published before it.
+        # A page of the trail may have been evicted, or was never published because an equal one had been before.
         same &= (chains[start:stop] != ROOT) & (self._chains[trail[start:stop]] == chains[start:stop])
         stop = stop if same.all() else start + int(same.argmin())
         pages += trail[start:stop].tolist()
         return int(chains[stop - 1])
 
     def remember(self, ids: Sequence[int], pages: Sequence[int]) -> None:
-        """Keep the trail of a sequence whose first `pages` were published, if it is long."""
+        """Keep the trail of a finished sequence whose first `pages` were published, if it is long."""
         if len(pages) > STRIDE:
             trail = np.array(pages)
             kept = np.array(packed_ids(ids)), trail, self._chains[trail]
             for chain in kept[2][::STRIDE].tolist():
-                self._trails.pop(chain, None)  # the last to be forgotten now
-                if chain != ROOT:  # this one's page was published by another
+                self._trails.pop(chain, None)  # so that it becomes the newest
+                if chain != ROOT:  # otherwise an equal page had been published before this one
                     self._trails[chain] = kept
             while len(self._trails) > TRAILS:
                 del self._trails[next(iter(self._trails))]
 
     def publish(self, chain: int, ids: Sequence[int], pages: Sequence[int]) -> int:
-        """Make full pages findable after `chain`; the chain after them. An equal page already there wins."""
+        """Enter full pages into the prefix cache after `chain`, unless equal ones are there; the chain after them."""
         packed = packed_ids(ids).tobytes()
         size = self.page_size * WIDTH
         known, keys, fresh = self._found, self._key, self._next_chain
@@ -237,7 +239,7 @@ class PagePool:
         return chain
 
     def forget(self) -> None:
-        """Make no page findable any more (the weights changed); idle ones become free."""
+        """Empty the prefix cache, because the weights changed; idle pages become free."""
         self.settle()
         refs, key = self._refs, self._key
         self._free += [page for page in dict.fromkeys(self._idle) if refs[page] == 0 and key[page] is not None]

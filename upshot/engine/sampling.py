@@ -1,13 +1,12 @@
-"""From logits to sampled ids on the CPU, and from logits to the log-probabilities of given ids.
+"""Sampling from logits on the CPU (for cpu/runner.py), and grammars and scoring of given ids (for both runners).
 
-Sampling: temperature, top-k, top-p, min-p, one uniform number per (seed, position).
-The log-probability of an id is that of softmax(logits / temperature) before any cut (temperature 0: softmax(logits)).
-Cuts come in this order: the top_k likeliest ids; of those the fewest that hold top_p of their mass; of those the ones
-with at least min_p of the likeliest one's probability.
+Sampling: temperature, top-k, top-p, min-p, with one uniform number per (seed, position). The reported log-probability
+is that of softmax(logits / temperature) before any cut (temperature 0: softmax(logits)). The cuts in their order: the
+top_k likeliest ids; of those, the fewest that hold top_p of their mass; of those, the ones with at least min_p times
+the likeliest one's probability. kernels/sample.py does the same on a GPU.
 
-Scoring is reading: a chunk of a prompt gives the log-probability of the id after each one it reads, log softmax(logits)
-in float32, at temperature 1. No id is sampled, pages are shared as ever, and the scheduler bounds how many places have
-logits in one step.
+Scoring is prefill: a chunk of given ids yields the log-probability of each next id, log softmax(logits) in float32 at
+temperature 1. Nothing is sampled, and the scheduler limits how many positions need logits in one step.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Rules, Scored, Sequence, Top, likeliest
 
 NUMBERS = 1 << 25
-"""Logits that are float32 at one time while given ids are scored."""
+"""Logits converted to float32 at a time while given ids are scored (128 MiB)."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
@@ -42,12 +41,12 @@ def keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, position): 24 bits, for more of them would round to 1 in float32."""
+    """One number in [0, 1) for each (seed, position): 24 bits, because with more of them float32 might round to 1."""
     return (keys(seeds, positions) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def cut(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """`logits` (already divided by temperature) with what the cuts remove set to -inf; one row per setting."""
+    """logits [rows, vocab], already divided by temperature, with cut ids at -inf; the settings are [rows] each."""
     values, order = logits.sort(dim=-1, descending=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     k = torch.where(top_k > 0, top_k, logits.shape[-1])
@@ -61,7 +60,7 @@ def cut(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
 
 
 class RowRules:
-    """The sampling rules of a batch as tensors; built again only when the batch changes."""
+    """The sampling rules of a batch as tensors; rebuilt only when the batch changes."""
 
     def __init__(self, rules: Seq[Rules]) -> None:
         self.temperature = np.array([r.temperature for r in rules], dtype=np.float32)
@@ -80,7 +79,7 @@ class RowRules:
 
 
 def sample(logits: Tensor, rows: RowRules, positions: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """Sampled ids, their log-probabilities, and all log-probabilities, for float32 `logits` of one row per sequence."""
+    """Sampled ids [rows], their log-probabilities [rows], all log-probabilities; of float32 logits [rows, vocab]."""
     logits = logits if rows.plain else logits * rows.scale
     logprobs = logits.log_softmax(-1)
     if rows.all_greedy:
@@ -92,7 +91,7 @@ def sample(logits: Tensor, rows: RowRules, positions: np.ndarray) -> tuple[Tenso
         mass = probs.cumsum(-1)
         total = mass[:, -1:].contiguous()
         point = torch.from_numpy(uniforms(rows.seeds, positions))[:, None] * total
-        # Rounding may leave the point at the very end: then the last id with any mass is meant.
+        # Rounding may put the point at the very end: then take the last id with any mass.
         ids = torch.minimum(torch.searchsorted(mass, point, right=True), torch.searchsorted(mass, total))[:, 0]
         ids = ids.clamp(max=logits.shape[-1] - 1)  # NaN logits: any id, as on a GPU
         if rows.any_greedy:
@@ -101,7 +100,7 @@ def sample(logits: Tensor, rows: RowRules, positions: np.ndarray) -> tuple[Tenso
 
 
 def apply_grammars(logits: Tensor, rows: Seq[Sequence]) -> None:
-    """Set what grammars forbid to -inf, in place; one that fails or allows nothing is its sequence's error."""
+    """Set ids that grammars forbid to -inf, in place; if one fails or allows nothing, its sequence gets the error."""
     for index, seq in enumerate(rows):
         if seq.grammar is None:
             continue
@@ -109,7 +108,7 @@ def apply_grammars(logits: Tensor, rows: Seq[Sequence]) -> None:
             mask = seq.grammar.allowed()
             if not mask.any():
                 raise RuntimeError("the grammar allows no id here")
-        except Exception as error:  # the row is drawn with the others; `Scheduler.commit` ends the sequence
+        except Exception as error:  # the row is sampled with the others; `Scheduler.commit` ends the sequence
             seq.error = error
             continue
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[-1]]
@@ -118,20 +117,20 @@ def apply_grammars(logits: Tensor, rows: Seq[Sequence]) -> None:
 
 @dataclass(slots=True)
 class ScoreRequest:
-    """What a step scores."""
+    """The given ids that a prefill step scores."""
 
     places: list[int]
-    """Where among the step's tokens."""
+    """Indices into the step's packed tokens whose logits are needed."""
     ids: list[int]
-    """The id given after each place."""
+    """The given id that each of these logits scores."""
     shares: list[tuple[Sequence, int]]
-    """Whose places they are, in order, and how many."""
+    """The sequences in their order, and how many of the places each has."""
     tops: int
-    """The most likeliest ids that any of the sequences asks for."""
+    """The largest `top_logprobs` of these sequences."""
 
 
 def score_request(chunks: list[Chunk]) -> ScoreRequest | None:
-    """What these chunks, packed one after another, score; None: nothing."""
+    """What these chunks, packed one after another, score; None if nothing."""
     wanted = ScoreRequest([], [], [], 0)
     offset = 0
     for chunk in chunks:
@@ -145,7 +144,7 @@ def score_request(chunks: list[Chunk]) -> ScoreRequest | None:
 
 
 def given_logprobs(logits: Tensor, ids: Tensor, tops: int) -> tuple[Tensor, ...]:
-    """log softmax of each row at its id; with `tops`, also the values and ids of the likeliest ones, [rows, tops]."""
+    """log softmax of logits [rows, vocab] at ids [rows]; with `tops`, also the best values and ids [rows, tops]."""
     rows = max(1, NUMBERS // logits.shape[1])
     parts = []
     for some, chosen in zip(logits.split(rows), ids.split(rows), strict=True):
@@ -156,7 +155,7 @@ def given_logprobs(logits: Tensor, ids: Tensor, tops: int) -> tuple[Tensor, ...]
 
 
 def by_sequence(wanted: ScoreRequest, results: tuple[Tensor, ...]) -> list[Scored]:
-    """What `given_logprobs` found, for each sequence."""
+    """The results of `given_logprobs`, split by sequence."""
     logprobs = results[0].tolist()
     values, order = (x.tolist() for x in results[1:]) if wanted.tops else ([], [])
     out: list[Scored] = []

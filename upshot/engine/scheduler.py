@@ -1,10 +1,11 @@
-"""Which sequences compute what in the next step. Pure bookkeeping, no tensors.
+"""Decides what the next step computes. `Engine` calls `plan` before each step and `commit` with its results.
 
-A step either reads prompts (chunks of up to `chunk_tokens` ids in total) or extends every running sequence by one id.
-If there is work of both kinds, they alternate, so neither waits for more than one step of the other.
-Sequences are admitted in order while pages last. If a running sequence finds no free page, the sequence admitted last
-gives up its pages and is recomputed later from its ids; random draws are keyed by position, so its text is unchanged.
-Results may arrive one step late: `plan` never needs the ids of the step in progress.
+Pure bookkeeping, no tensors. A step is either prefill (chunks of prompts, up to `chunk_tokens` ids in total) or decode
+(one id for every running sequence). If there is work of both kinds, they alternate, so neither waits for more than one
+step of the other. Sequences are admitted in order while there are free pages. If a running sequence finds no free page,
+the one admitted last is preempted: it gives up its pages and is prefilled again later. Random draws are keyed by
+position, so this does not change its text. Results may arrive one step late: `plan` never needs ids that the step in
+progress is still sampling.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from upshot.engine.pages import ROOT, PagePool
 from upshot.engine.sequence import DONE, RUNNING, WAITING, DecodeRows, Rules, Scored, Sequence
 
 WHOLE = 4096
-"""Prompts with this many ids to read are read in one step where one can: cut in two, a prompt's attention takes longer.
-So a step may end early, or begin with more ids than were asked for."""
+"""Prompts with at least this many ids left are prefilled in one step if `chunk_tokens` allows, because attention of a
+prompt cut in two takes longer. A step may therefore take fewer or more ids than its budget."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Ids `start:stop` of a sequence to be read, and the sequences that sample from the last one."""
+    """Ids `start:stop` of a sequence to prefill, and the sequences that sample after the last one."""
 
     seq: Sequence
     start: int
@@ -34,21 +35,22 @@ class Chunk:
 
     @property
     def scored(self) -> range:
-        """Positions of the given ids whose log-probabilities it brings: each comes after one that is read."""
+        """Positions of the given ids that this chunk scores: id p is scored by the logits of id p - 1."""
         return range(max(self.start + 1, self.seq.prompt_len), self.stop + 1) if self.seq.given else range(0)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: either chunks of prompts or running sequences; `rows` sample one id each, in this order."""
+    """One step: prefill if there are chunks, else decode. `rows` sample one id each, in this order."""
 
     rows: list[Sequence]
-    """Without chunks: the same list object as in the last such step if no sequence joined or left."""
+    """In decode: the same list object as in the last decode step if no sequence joined or left, which runners use to
+    keep their tables."""
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """Pages to copy (from, to) before the step."""
+    """Pages to copy (from, to) before the step; all sources are read before any target is written."""
     touched: list[Sequence] = field(default_factory=list)
-    """Without chunks: all rows whose pages may differ from the step before."""
+    """In decode: all rows whose page lists may have changed since the last step."""
 
 
 class Scheduler:
@@ -57,25 +59,25 @@ class Scheduler:
     def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int, score_rows: int = 1 << 30) -> None:
         self.pool, self.max_running, self.chunk_tokens = pool, max_running, chunk_tokens
         self.score_rows = score_rows
-        """Given ids scored in one step: each needs a row of logits."""
+        """Given ids scored in one step at most, since each needs a row of logits."""
         self._score_room = score_rows
-        """What is left of them in the step being planned."""
+        """How many of these are left in the step being planned."""
         self.holds: Callable[[], bool] = bool
-        """Whether waiting sequences must keep waiting."""
+        """Whether no waiting sequence may be admitted now (default: False)."""
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
-        """In the order of their turn; siblings wait with the first of them."""
+        """In the order of admission; siblings wait inside the first of them."""
         self.running: dict[Sequence, None] = {}
-        """In the order of their admission."""
+        """Prefilled sequences, in the order of their admission."""
         self.preempted = 0
         self._reading: list[Sequence] = []
-        """Admitted, prompt not wholly read yet."""
+        """Admitted sequences whose prefill is not complete."""
         self._slots = list(range(max_running - 1, -1, -1))
         self._copies: list[tuple[int, int]] = []
         self._just_read = False
-        """Whether the last step read prompts."""
+        """Whether the last step was prefill."""
         self._rows = DecodeRows(pool.page_size)
         self._steady = False
-        """Whether every row of the last decode step takes part in the next."""
+        """Whether every running sequence can take part in every decode step (no grammars, no shortage of pages)."""
 
     @property
     def busy(self) -> bool:
@@ -84,7 +86,7 @@ class Scheduler:
 
     @property
     def under_way(self) -> int:
-        """Sequences that have begun."""
+        """Admitted sequences."""
         return len(self.running) + len(self._reading)
 
     def add(self, seq: Sequence) -> None:
@@ -100,8 +102,8 @@ class Scheduler:
     def plan(self, chunk_tokens: int = 0) -> StepPlan | None:
         """The next step, or None if nothing can be computed until results are committed."""
         decode = self._just_read and bool(self.running)
-        # Prompts first, unless they had the last step. Reading them first fills the batch, and a large batch costs a
-        # decode step hardly more than a small one.
+        # Prefill first, unless the last step was prefill: it fills the decode batch, and a large batch makes a decode
+        # step hardly slower.
         for read in (not decode, decode):
             plan = StepPlan([])
             if read:
@@ -126,7 +128,7 @@ class Scheduler:
             seq = next(iter(self.waiting))
             if len(self._slots) < 1 + len(seq.siblings) and len(self._slots) < self.max_running:
                 break
-            # In order: if a shorter one overtook whoever finds no room, a long prompt might never be read.
+            # Strictly in order: if shorter prompts overtook one that finds no room, it might wait for ever.
             if (seq.given and not self._score_room) or not self._admit(seq):
                 break
             del self.waiting[seq]
@@ -137,20 +139,23 @@ class Scheduler:
         return chunks
 
     def _admit(self, seq: Sequence) -> bool:
+        """Give a waiting sequence a slot and pages for all its ids, cached ones first; False if there is no room."""
         if not self._slots or seq.pending:
             return False
-        # Ids whose logits are needed are read even if their keys and values are cached.
-        spared = (seq.prompt_len if seq.given else len(seq.ids)) - 1
-        pages, chain = self.pool.match(seq.packed(), spared)
+        # The ids whose logits are needed are computed even if their keys and values are cached.
+        cacheable = (seq.prompt_len if seq.given else len(seq.ids)) - 1
+        pages, chain = self.pool.match(seq.packed(), cacheable)
         size = self.pool.page_size
         need = -(-len(seq.ids) // size) - len(pages)
-        # One spare page for each sequence keeps admission from starving running sequences.
+        # One spare page per admitted sequence, so that running ones are not preempted at once.
         spare = self.under_way + len(seq.siblings) if self.under_way else 0
         if not self.pool.has(need + spare):
             self.pool.drop_all(pages)
             return False
         seq.pages, seq.chain, seq.published = pages, chain, len(pages)
         seq.computed = len(pages) * size
+        self.pool.lookups += cacheable
+        self.pool.hits += seq.computed
         if seq.given or len(seq.ids) == seq.prompt_len:
             seq.cached = seq.computed
         seq.pages += self.pool.take_some(need)
@@ -159,11 +164,16 @@ class Scheduler:
         return True
 
     def _chunk(self, seq: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        to_read = len(seq.ids) - seq.given  # the last given id need not be read
+        """Append the sequence's next chunk to the step; returns its ids, 0 if it has to wait for the next step.
+
+        Its pages are published already here: a later chunk of the same step may share them, because every layer stores
+        the keys and values of all chunks before it attends.
+        """
+        to_read = len(seq.ids) - seq.given  # the last given id is scored, but predicts nothing
         start, left = seq.computed, to_read - seq.computed
         if left >= WHOLE and left > budget:
             if chunks and left <= self.chunk_tokens:
-                return 0  # it fits into a step of its own, the next
+                return 0  # the next step takes it whole
             if not chunks:
                 budget = min(left, self.chunk_tokens)
         stop = min(to_read, start + budget)
@@ -180,7 +190,7 @@ class Scheduler:
             self._reading.remove(seq)
         if stop == to_read and seq.given:
             seq.pending = 1
-            self.running[seq] = None  # until its log-probabilities are there; never among the rows
+            self.running[seq] = None  # until its log-probabilities arrive; it never decodes
         elif stop == to_read:
             samplers = [seq, *self._fork_siblings(seq)] if seq.siblings else [seq]
             for sampler in samplers:
@@ -190,18 +200,18 @@ class Scheduler:
         return stop - start
 
     def _fork_siblings(self, seq: Sequence) -> list[Sequence]:
-        forked: list[Sequence] = []
-        for twin in seq.siblings:
-            if not self._slots:
-                # No slot left: the rest reads the prompt from the prefix cache later.
-                self._add_first(twin)
-                continue
+        """The prompt of `seq` is prefilled: let its siblings share the pages. Returns those that got a slot."""
+        siblings, slots = list(seq.siblings), len(self._slots)
+        forked, rest = siblings[:slots], siblings[slots:]
+        for twin in forked:
             self._share(seq, twin)
-            forked.append(twin)
+        for twin in reversed(rest):  # these find the prompt in the prefix cache later
+            self._add_first(twin)
         seq.siblings.clear()
         return forked
 
     def _share(self, seq: Sequence, twin: Sequence) -> None:
+        """Let `twin` run on the pages of `seq`; the first of them to write into the last page copies it."""
         self.pool.hold_all(seq.pages)
         twin.pages = list(seq.pages)
         twin.published, twin.chain = seq.published, seq.chain
@@ -209,7 +219,7 @@ class Scheduler:
         twin.slot, twin.state = self._slots.pop(), RUNNING
 
     def _run(self, seqs: Iterable[Sequence]) -> None:
-        """Their prompts are read: they are extended from now on."""
+        """Their prompts are prefilled: from now on they decode."""
         for seq in seqs:
             self.running[seq] = None
             self._rows.join(seq)
@@ -218,12 +228,12 @@ class Scheduler:
     def _extend_running(self) -> tuple[list[Sequence], list[Sequence]]:
         """The rows of a decode step, and those of them whose pages may have changed."""
         touched = self._rows.turn()
-        # In most steps nobody joins, leaves or needs a page: then a step costs the host the few rows that are due, and
-        # not a look at a thousand.
+        # In most steps no sequence joins, leaves or needs a page. The host then checks only the few rows that are due
+        # instead of a thousand.
         if self._steady and self.pool.has(len(touched)):
             for seq in touched:
                 if seq.length >= seq.max_length:
-                    self._rows.leave(seq)  # its last id is being computed
+                    self._rows.leave(seq)  # its last id is being sampled
                 else:
                     self._own_page(seq, [])
                     self._rows.schedule_look(seq)
@@ -235,30 +245,33 @@ class Scheduler:
         return rows, touched
 
     def _look_at_all(self) -> list[Sequence]:
-        """The rows of a decode step when pages are short or some rows must sit it out."""
+        """The rows of a decode step when pages are short or some sequences cannot take part."""
         rows: list[Sequence] = []
         self._steady = not any(seq.grammar is not None for seq in self.running)
         for seq in list(self.running):
             if seq.state != RUNNING or seq.length >= seq.max_length:
-                continue  # preempted just now, or its last id is being computed
+                continue  # preempted by a row before it, scored only, or its last id is being sampled
             if seq.grammar is not None and seq.pending:
-                continue  # its next id depends on the one being computed
+                continue  # its grammar must see the id being sampled first
             if self._own_page(seq, rows):
                 rows.append(seq)
             elif seq.pending:
                 self._steady = False
-                break  # results must come back first
+                break  # no sequence can be preempted before results are committed
         self._rows.reset(rows, self.running)
         return rows
 
     def _own_page(self, seq: Sequence, rows: list[Sequence]) -> bool:
-        """Make the page of the sequence's next id exist and be its own; False if no page is available now."""
+        """Make sure that the page of the sequence's next id exists and is not shared; False if there is no page.
+
+        `rows`: sequences that already have a page for this step.
+        """
         index = (seq.length - 1) // self.pool.page_size
         if index < len(seq.pages) and self.pool.alone(seq.pages[index]):
             return True
         while not self.pool.has(1):
-            # Who came last gives way, so the first ones end and there is always progress. But nobody whose next id is
-            # being computed (it would be lost), and nobody who has a page for this very step.
+            # Preempt the sequence admitted last, so that the first ones finish and there is always progress. But never
+            # one whose next id is being sampled (the id would be lost), or that already has a page for this step.
             victim = next((s for s in reversed(self.running) if not s.pending), None)
             if victim is None or (victim in rows):
                 victim = seq
@@ -269,7 +282,7 @@ class Scheduler:
                 return False
         if index == len(seq.pages):
             seq.pages.append(self.pool.take())
-        elif not self.pool.alone(seq.pages[index]):  # else the sequence that shared it was preempted just now
+        elif not self.pool.alone(seq.pages[index]):  # otherwise the sequence that shared it has just been preempted
             page = self.pool.take()
             self._copies.append((seq.pages[index], page))
             self.pool.drop(seq.pages[index])
@@ -279,7 +292,7 @@ class Scheduler:
     # --- results
 
     def commit(self, rows: Iterable[Sequence], ids: Iterable[int], logprobs: Iterable[float], version: int) -> None:
-        """Take one sampled id of each row."""
+        """Append one sampled id to each row; results of sequences that ended meanwhile are dropped."""
         for seq, token, logprob in zip(rows, ids, logprobs, strict=True):
             if seq.state != RUNNING:
                 seq.pending = 0
@@ -289,10 +302,10 @@ class Scheduler:
             known.append(token)
             seq.logprobs.append(logprob)
             if len(known) >= seq.check or token in seq.rules.stop_ids:
-                self._settle(seq, token, logprob, version)
+                self._after_id(seq, token, logprob, version)
 
     def commit_scores(self, scored: Iterable[Scored], version: int) -> None:
-        """Take the log-probabilities of given ids."""
+        """Append log-probabilities of given ids; a sequence is done when all of its given ids are scored."""
         for seq, logprobs, tops in scored:
             if seq.state != RUNNING:
                 seq.pending = 0
@@ -304,8 +317,11 @@ class Scheduler:
                 seq.pending = 0
                 self.finish(seq, "length")
 
-    def _settle(self, seq: Sequence, token: int, logprob: float, version: int) -> None:
-        """What a sampled id brings about besides its place in the sequence."""
+    def _after_id(self, seq: Sequence, token: int, logprob: float, version: int) -> None:
+        """After an id was appended: publish a full page, call back, advance the grammar, check for the end.
+
+        `seq.check` is the length at which this is needed next: every id with callbacks, else the next full page.
+        """
         if seq.version < 0:
             seq.version = version
         size, length = self.pool.page_size, len(seq.ids)
@@ -313,13 +329,13 @@ class Scheduler:
             self._publish(seq, length - 1)
         rules = seq.rules
         try:
-            if seq.error is not None:  # its grammar failed before the id was drawn
+            if seq.error is not None:  # its grammar failed before this id was sampled
                 raise seq.error
             if seq.on_token is not None:
                 seq.on_token(seq, token, logprob)
             ended = token in rules.stop_ids or (seq.grammar is not None and seq.grammar.accept(token))
             ended = ended or (rules.stopped is not None and rules.stopped(seq.sampled))
-        except Exception as error:  # of this request's callback, stop check or grammar: only this request fails
+        except Exception as error:  # from this request's callback, stop check or grammar: only this request fails
             self.fail(seq, error)
             return
         if seq.on_token is None and seq.grammar is None and rules.stopped is None:
@@ -330,7 +346,7 @@ class Scheduler:
             self.finish(seq, "length")
 
     def _publish(self, seq: Sequence, known: int) -> None:
-        """Offer the pages that the first `known` ids fill to the prefix cache."""
+        """Enter the pages that the first `known` ids fill into the prefix cache."""
         size = self.pool.page_size
         first, last = seq.published, known // size
         if last > first:
@@ -338,40 +354,36 @@ class Scheduler:
             seq.published = last
 
     def finish(self, seq: Sequence, reason: str) -> None:
-        """End a sequence in any state and give back what it holds."""
+        """End a sequence in any state and release its slot and pages."""
         if seq.state == DONE:
             return
         if seq.state == RUNNING:
             self._stop(seq)
-            for twin in reversed(seq.siblings):  # none once the prompt is read
+            for twin in reversed(seq.siblings):  # there are none once the prompt is prefilled
                 self._add_first(twin)
             seq.siblings.clear()
+        elif seq not in self.waiting:  # it waits inside the first of its siblings
+            del seq.siblings[seq]
         else:
-            self._leave_queue(seq)
+            if seq.siblings:  # the next of them takes their place in the queue
+                heir = next(iter(seq.siblings))
+                del heir.siblings[heir]
+                self._add_first(heir)
+            del self.waiting[seq]
         seq.state, seq.finish = DONE, reason
         if seq.on_done is not None:
             try:
                 seq.on_done(seq)
-            except Exception as error:  # others must not suffer for it
+            except Exception as error:  # must not stop other requests
                 warnings.warn(f"on_done of a request failed: {type(error).__name__}: {error}", stacklevel=2)
 
     def fail(self, seq: Sequence, error: BaseException) -> None:
-        """End a sequence for a reason that is its own."""
+        """End a sequence with an error."""
         seq.error = error
         self.finish(seq, "error")
 
-    def _leave_queue(self, seq: Sequence) -> None:
-        if seq not in self.waiting:
-            del seq.siblings[seq]
-            return
-        if seq.siblings:
-            heir = next(iter(seq.siblings))
-            del heir.siblings[heir]
-            self._add_first(heir)
-        del self.waiting[seq]
-
     def _stop(self, seq: Sequence) -> None:
-        """Take a sequence out of the running or reading ones, and what it holds away from it."""
+        """Take an admitted sequence out of its step list and release its slot and pages."""
         if seq in self.running:
             del self.running[seq]
             self._rows.leave(seq)
@@ -386,9 +398,9 @@ class Scheduler:
         seq.computed, seq.published, seq.chain = 0, 0, ROOT
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a sequence's pages away; it is computed again from its ids, before all that wait."""
+        """Release a sequence's pages and put it at the front of the queue, to be prefilled again from its ids."""
         self._stop(seq)
-        if seq.given:  # scored again from its first given id, by one version of the weights
+        if seq.given:  # scored again from the first given id, so that one version of the weights scores all
             seq.logprobs.clear()
             seq.tops.clear()
         seq.state = WAITING
@@ -396,14 +408,14 @@ class Scheduler:
         self.preempted += 1
 
     def restart(self) -> None:
-        """Put all running sequences back into the queue, in order (no results may be pending)."""
+        """Put all admitted sequences back into the queue in their order; no results may be pending."""
         for seq in reversed([*self.running, *self._reading]):  # each goes to the front of the queue
             self.preempt(seq)
             self.preempted -= 1
         self._copies.clear()
 
     def fork(self, seq: Sequence, rules: Rules) -> Sequence:
-        """A new sequence that continues from the ids and the grammar state of `seq` (no results may be pending)."""
+        """A new sequence that continues from the ids and the grammar state of `seq`; no results may be pending."""
         grammar = None if seq.grammar is None else seq.grammar.copy()
         twin = Sequence(list(seq.ids), rules, prompt_len=len(seq.ids), grammar=grammar)
         if seq.state == RUNNING and seq in self.running and self._slots:

@@ -1,9 +1,10 @@
-"""A sequence is one continuation while it is sampled: its ids, its pages, its sampling rules and when it ends.
+"""A `Sequence` is one continuation while it is sampled: ids, pages, sampling rules, state. No tensors.
 
-Sequences that are extended together are the rows of a decode step. Nearly every step extends the same rows by one id,
-and a row needs a look only where a page begins or its last id comes. So the rows are one list, the same object while
-nothing changes, and a calendar says who needs a look at which step. By their pages the rows are a tree: a prompt, its
-replies, the futures of each reply. Every stretch of that tree can be read once for all rows that share it. No tensors.
+The scheduler owns sequences, and the runners read them. `DecodeRows` keeps the rows of the decode batch for the
+scheduler: nearly every decode step extends the same rows by one id, and a row has to be checked only where it needs a
+new page or reaches its last id. So the rows are one list, the same object while nothing changes, and a calendar says
+which rows to check in which step. `shared_stretches` finds the prefixes that rows share by their page lists, which form
+a tree (a prompt, its replies, the futures of each reply), so that attention can read every shared part once.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import numpy as np
 from upshot.engine.pages import ROOT
 
 MIN_SHARED_PAGES = 4
-"""Shorter stretches are read by each row: a part more to merge would cost as much."""
+"""Shorter shared stretches are not split off: merging one more partial result would cost as much as it saves."""
 
 
 class Grammar(Protocol):
-    """What decides which tokens may come next (a JSON schema, say)."""
+    """Decides which ids may come next, for example by a JSON schema; one object per sequence."""
 
     def allowed(self) -> np.ndarray:
         """Bit mask of the vocabulary, uint32 words, least significant bit first."""
@@ -37,7 +38,7 @@ class Grammar(Protocol):
         ...
 
     def copy(self) -> Grammar:
-        """The same state once more, for a fork."""
+        """An independent copy of the state, for a fork."""
         ...
 
 
@@ -59,55 +60,58 @@ class Rules:
 
     @property
     def cuts(self) -> bool:
-        """Whether the distribution is cut before sampling."""
+        """Whether top-k, top-p or min-p cut the distribution before sampling."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     def of_row(self, max_tokens: int, seed: int, stop_ids: frozenset[int]) -> Rules:
-        """The rules of one continuation (`dataclasses.replace` takes twice the time)."""
+        """The rules of one continuation of a request (twice as fast as `dataclasses.replace`)."""
         cuts = (self.temperature, self.top_p, self.top_k, self.min_p)
         return Rules(max_tokens, *cuts, seed, stop_ids, self.top_logprobs, self.stopped)
 
 
 WAITING, RUNNING, DONE = 0, 1, 2
 Top = tuple[tuple[int, float], ...]
-"""The likeliest ids in one place, with their log-probabilities."""
+"""The likeliest ids at one position with their log-probabilities."""
 
 
 def likeliest(ids: list[int], logprobs: list[float], most: int) -> Top:
-    """The first `most` of these ids; none that a grammar forbids."""
+    """The first `most` of these ids, without those that a grammar forbids (log-probability -inf)."""
     return tuple((i, p) for i, p in zip(ids[:most], logprobs, strict=False) if p > -math.inf)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One continuation. `length` counts the ids known to the host plus those still being computed (`pending`)."""
+    """One continuation of a prompt, or ids to score (`given`)."""
 
     ids: list[int]
     """Prompt and sampled ids."""
     rules: Rules
     prompt_len: int = 0
     given: bool = False
-    """The ids after the prompt are given, not sampled: only their log-probabilities are wanted."""
+    """The ids after the prompt are given and only scored; nothing is sampled."""
     grammar: Grammar | None = None
     on_token: Callable[[Sequence, int, float], None] | None = None
     on_done: Callable[[Sequence], None] | None = None
     siblings: dict[Sequence, None] = field(default_factory=dict)
-    """Sequences that fork off the first of them when their prompt has been read: one dictionary for all of them."""
+    """Other continuations of the same prompt, which share its pages once it is prefilled; one dictionary for all."""
     forks: int = 0
-    """How many were forked off since."""
+    """How many forks of this sequence were made (`Engine.fork`)."""
     state: int = WAITING
     pages: list[int] = field(default_factory=list)
     computed: int = 0
-    """While the prompt is read: ids whose keys and values are in the pages (or will be, by work already queued)."""
+    """During prefill: ids whose keys and values are in the pages, or will be by steps already launched."""
     pending: int = 0
+    """Ids that are being sampled and that the host does not know yet."""
     due: int = -1
-    """The decode step in which it needs a look (`DecodeRows`)."""
+    """The decode step in which `DecodeRows` checks it next; -1: it is not among the rows."""
     check: int = 0
-    """Its next id needs more than appending once there are this many."""
+    """The number of ids from which on `Scheduler.commit` must do more than append."""
     published: int = 0
-    """Pages offered to the prefix cache."""
+    """Pages entered into the prefix cache."""
     chain: int = ROOT
+    """The prefix that these pages hold, as `PagePool` names it."""
     slot: int = -1
+    """Its index into device state; -1: none."""
     logprobs: list[float] = field(default_factory=list)
     tops: list[Top] = field(default_factory=list)
     finish: str = ""
@@ -118,8 +122,9 @@ class Sequence:
     cached: int = 0
     """Prompt ids whose keys and values were found in the prefix cache."""
     tag: Any = None
+    """Free for the caller."""
     max_length: int = field(init=False)
-    """Length at which it is cut."""
+    """Prompt and sampled ids at most."""
     _packed: array[int] = field(default_factory=partial(array, "i"))
 
     def __post_init__(self) -> None:
@@ -128,14 +133,14 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Ids known plus ids in the making."""
+        """Ids known to the host plus ids being sampled."""
         return len(self.ids) + self.pending
 
     def packed(self) -> array[int]:
-        """All ids as machine integers (kept, so that each is converted once)."""
+        """All ids as 32-bit integers; kept, so that each id is converted once."""
         packed, ids = self._packed, self.ids
         fresh = len(ids) - len(packed)
-        if fresh > 32:  # twice as fast as one by one
+        if fresh > 32:  # twice as fast as fromlist
             packed.frombytes(struct.pack(f"{fresh}i", *ids[-fresh:]))
         elif fresh:
             packed.fromlist(ids[-fresh:])
@@ -148,51 +153,53 @@ class Sequence:
 
 
 Scored = tuple[Sequence, list[float], list[Top]]
-"""Log-probabilities of a sequence's next given ids, and the likeliest ids in their places."""
+"""A sequence, log-probabilities of its next given ids, and the likeliest ids at their positions."""
 
 
 class DecodeRows:
-    """Who is extended step by step; `Sequence.due` is the step of its next look, -1 while it is not among the rows."""
+    """The rows of the decode batch, and a calendar of when each of them must be checked (see the module)."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.step = 0
         self._rows: list[Sequence] = []
         self._joined: dict[Sequence, None] = {}
-        """Running, but not among the rows yet."""
+        """Prefilled since the last step."""
         self._left: set[Sequence] = set()
+        """Ended or preempted since the last step."""
         self._calendar: dict[int, list[Sequence]] = {}
+        """Step → rows to check; an entry counts only while it agrees with `Sequence.due`."""
 
     def __len__(self) -> int:
-        """Entries of all kinds."""
+        """Entries of all kinds (tests check that they do not pile up)."""
         return len(self._rows) + len(self._joined) + len(self._left) + sum(map(len, self._calendar.values()))
 
     def join(self, seq: Sequence) -> None:
-        """A sequence is to be extended from the next step on."""
+        """A sequence decodes from the next step on."""
         self._joined[seq] = None
 
     def leave(self, seq: Sequence) -> None:
-        """A sequence is not to be extended any more."""
+        """A sequence decodes no more."""
         if seq.due >= 0:
             seq.due = -1
             self._left.add(seq)
         self._joined.pop(seq, None)
 
     def look_next(self, seq: Sequence) -> None:
-        """Something happened to a row's pages: look at it in the next step."""
+        """The last page of a row has become shared: check the row in the next step."""
         if 0 <= seq.due != self.step + 1:
             seq.due = self.step + 1
             self._calendar.setdefault(seq.due, []).append(seq)
 
     def turn(self) -> list[Sequence]:
-        """Begin a step: the sequences that need a look in it."""
+        """Begin a step; returns the sequences to check in it, new ones included."""
         self.step += 1
         due = [seq for seq in self._calendar.pop(self.step, ()) if seq.due == self.step]
         due.extend(self._joined)
         return due
 
     def schedule_look(self, seq: Sequence) -> None:
-        """The sequence takes part in this step; enter when to look again: where a page begins, or after its last id."""
+        """The sequence takes part in this step: enter when to check it again, at its next page or after its last id."""
         size = self.page_size
         length = seq.length
         seq.due = self.step + min(size - (length - 1) % size, seq.max_length - length)
@@ -209,7 +216,7 @@ class DecodeRows:
         return self._rows
 
     def reset(self, rows: list[Sequence], running: Iterable[Sequence]) -> None:
-        """Start again: these rows take part in this step, no others of the running ones."""
+        """Rebuild everything: of the running sequences, exactly `rows` take part in this step."""
         for seq in running:
             seq.due = -1
         self._rows = rows
@@ -222,7 +229,7 @@ class DecodeRows:
 
 @dataclass(slots=True)
 class Stretch:
-    """Ids start:stop of some rows, in pages that they share."""
+    """Positions start:stop of some rows (indices into the batch), in pages that all of them share."""
 
     rows: list[int]
     start: int
@@ -236,9 +243,9 @@ def shared_stretches(
     levels: int = 1 << 30,
     takes: Callable[[int], bool] = lambda rows: True,
 ) -> list[Stretch]:
-    """What several rows share, what more of them share first; a row's stretches follow one another.
+    """The prefixes that several rows share, outermost first; a row's stretches are adjacent, from `skip` pages on.
 
-    `skip`: this many first pages do not count. `takes`: whether a stretch of so many rows may be shared.
+    `levels`: the most stretches of a row. `takes`: asked for every stretch, by its number of rows, whether to share it.
     """
     stretches: list[Stretch] = []
     todo = [(list(range(len(rows))), skip, skip, levels)]
@@ -251,7 +258,7 @@ def shared_stretches(
                 families.setdefault(pages[at], []).append(row)
         for family in families.values():
             if len(family) > 1:
-                # Of lists of pages, not of paths.
+                # This works on any lists, not only on paths.
                 end = at + len(commonprefix([rows[row].pages[at:-1] for row in family]))  # noqa: RUF071
                 long = end - start >= MIN_SHARED_PAGES and takes(len(family))
                 if long:

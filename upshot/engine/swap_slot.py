@@ -1,4 +1,7 @@
-"""The memory of an engine that takes turns with others on a device (serving/swap): its pages and its turn."""
+"""The interface to a memory region that several engines on a device use in turns, and the allocation of KV pages.
+
+serving/swap/pool.py implements `SwapSlot`; the runners call `allocate_pages`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 
 class SwapSlot(Protocol):
-    """A region of memory that the engine has at times: its weights and pages are there, or not loaded."""
+    """A region of device memory for an engine's weights and pages, which are loaded into it while it is its turn."""
 
     @property
     def here(self) -> bool:
@@ -20,15 +23,15 @@ class SwapSlot(Protocol):
 
     @property
     def holds(self) -> bool:
-        """Whether no new sequence may start: running ones finish, then the engine leaves."""
+        """Whether no new sequence may start: running ones finish, then another engine gets the region."""
         ...
 
     def pages(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The memory of all pages, the same each time the engine is here."""
+        """The memory of all pages, at the same address each time."""
         ...
 
     def enter(self) -> None:
-        """Load now, whatever has to be unloaded for it."""
+        """Load now, and unload whatever is in the way."""
         ...
 
     async def turn(self) -> bool:
@@ -39,16 +42,19 @@ class SwapSlot(Protocol):
 def allocate_pages(
     size: tuple[int, ...], dtype: torch.dtype, device: torch.device, swap_slot: SwapSlot | None
 ) -> tuple[Tensor, Tensor]:
-    """Room for keys and for values, all zeros: in the slot, or wherever there is space."""
+    """Keys and values of that size, all zeros, in the slot's region if there is one.
+
+    Zeros, because some kernels load whole pages and give entries behind a sequence's end weight 0: 0 × NaN is NaN.
+    """
     if swap_slot is None:
         keys, values = (_zeros(size, dtype, device) for _ in range(2))
         return keys, values
-    both = swap_slot.pages((2, *size), dtype).zero_()  # what others left there may not be numbers
+    both = swap_slot.pages((2, *size), dtype).zero_()
     return both[0], both[1]
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On the CPU, NumPy's: the system hands them out page by page as they are written, and PyTorch writes them all."""
+    """Zeros; on the CPU by NumPy, whose memory the system allocates when it is written, while PyTorch writes it all."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8)).view(dtype).view(size)

@@ -1,1 +1,1 @@
-"""The engine on a CPU: a window of keys and values, gathered from pages."""
+"""The engine's runner for CPUs: plain PyTorch, with keys and values in pages and in a dense window."""

@@ -1,7 +1,8 @@
-"""Runs steps with plain PyTorch: the CPU's runner, and the reference the kernels are checked against.
+"""Runs the engine's steps on a CPU in plain PyTorch. `Engine` calls `TorchRunner.run` for each step.
 
-Keys and values live in pages. While a sequence is being extended, a dense copy of its own part stays in a window (both
-in store.py), so that a step is one batched attention call that copies nothing but the new token.
+Keys and values are stored in pages. While sequences decode, a dense copy of them stays in a window (both in store.py),
+so that a decode step is one batched attention call that copies nothing but the new tokens. `PrefillStep` and
+`DecodeStep` are the attention of one step, which llama/select.py also uses to check drivers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from upshot.engine.sequence import Scored, Sequence, Top, likeliest
 
 
 class DecodeStep:
-    """One new token for each row."""
+    """The attention of a decode step: one new token per row, in the window or gathered from pages (`window` None)."""
 
     def __init__(self, store: Store, window: Window | None, rows: list[Sequence], positions: np.ndarray) -> None:
         self.store, self.window = store, window
@@ -47,9 +48,9 @@ class DecodeStep:
             places_in_row = positions - window.starts
         self.own = torch.from_numpy(places_in_row)
         self.length = int(places_in_row.max()) + 1
-        # Rows of one length see all there is.
+        # If all rows have the same length, none needs a mask.
         self._masks: dict[int, Tensor | None] = {0: None} if int(places_in_row.min()) + 1 == self.length else {}
-        """By the size of a sliding window: which positions of its own part each row sees."""
+        """By sliding window: the mask [rows, 1, 1, length] of positions that each row sees; None: all."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
@@ -62,7 +63,7 @@ class DecodeStep:
         else:
             keys, values = (x[layer][self.table].transpose(1, 2) for x in (self.store.k, self.store.v))
         heads, kv_heads = q.shape[1], k.shape[1]
-        # The heads that share a key head are its queries: nothing is repeated.
+        # Query heads that share a key head become its queries, so no key is repeated.
         grouped = q.reshape(self.n, kv_heads, heads // kv_heads, -1)
         if options.window not in self._masks:
             back = self.own[:, None] - torch.arange(self.length)
@@ -77,20 +78,20 @@ class DecodeStep:
 
 @dataclass(slots=True)
 class Group:
-    """Chunks of similar length, attended in one padded call."""
+    """Chunks of similar length, whose attention is one padded call."""
 
     rows: Tensor
-    """[chunks, longest] index of each query in the packed tokens; padding repeats the chunk's first."""
+    """[chunks, longest] Index of each query in the packed tokens; padding repeats the chunk's first token."""
     real: Tensor
-    """[chunks, longest] which are not padding."""
+    """[chunks, longest] False where a query is padding."""
     table: Tensor | None
-    """[chunks, longest context] cells of keys; None when all chunks start at 0 and can use the packed keys."""
+    """[chunks, longest context] Cells of keys; None if all chunks start at 0 and can use the packed keys."""
     mask_parts: tuple[Tensor, Tensor] | None
-    """Positions of the queries and of the keys."""
+    """With a table: positions of the queries [chunks, longest] and of the keys [longest context]."""
 
 
 def group_chunks(chunks: list[Chunk]) -> list[list[tuple[int, Chunk]]]:
-    """Chunks with their offsets among the packed tokens, in groups that waste little on padding."""
+    """Chunks with their offsets among the packed tokens, in groups with little padding and bounded masks."""
     sizes = [chunk.stop - chunk.start for chunk in chunks]
     items = list(zip(accumulate(sizes, initial=0), chunks, strict=False))
     items.sort(key=lambda x: (x[1].start > 0, x[1].stop - x[1].start, x[1].stop))
@@ -109,7 +110,7 @@ def group_chunks(chunks: list[Chunk]) -> list[list[tuple[int, Chunk]]]:
 
 
 class PrefillStep:
-    """Chunks of prompts, packed."""
+    """The attention of a prefill step over packed chunks."""
 
     def __init__(self, store: Store, chunks: list[Chunk]) -> None:
         self.store = store
@@ -157,12 +158,13 @@ class PrefillStep:
 
 
 class TorchRunner:
-    """Runs plans on the CPU, one after another."""
+    """Executes step plans on the CPU."""
 
     def __init__(self, driver: Driver, store: Store, window_bytes: int, exact: bool = False) -> None:
         self.driver, self.store = driver, store
         self.exact = ExactMode(kernels=False) if exact else None
-        # Windows, soft caps and sinks would need different prefix arithmetic: such models share pages, not reads.
+        # `attend_with_prefixes` knows no sliding windows, soft caps or sinks: rows of such models share pages, but each
+        # row reads them itself.
         config = causal_lm(driver.lm).config.get_text_config()
         odd = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
         odd = odd or any(hasattr(module, "sinks") for module in driver.lm.modules())
@@ -171,24 +173,24 @@ class TorchRunner:
         self._rules: tuple[list[Sequence], RowRules] | None = None
 
     def forget(self) -> None:
-        """The weights changed: nothing computed so far may be read again."""
+        """The weights changed: empty the window and merge adapters again."""
         self.window.clear()
         self.driver.refresh()
 
     def park(self, keep_steps: bool = False) -> None:
-        """Give the memory back (see `Engine.park`)."""
+        """Release the memory (see `Engine.park`)."""
         self.store.release()
         self.window = self._new_window()
         if not keep_steps:
             self.driver.release()
 
     def resume(self) -> None:
-        """Take it again."""
+        """Allocate again what `park` released."""
         self.store.take()
         self.driver.take()
 
     def run(self, plan: StepPlan) -> tuple[list[Sequence], list[int], list[float], list[Top] | None, list[Scored]]:
-        """Compute a step: who sampled, their ids, log-probabilities and likeliest ids; what was scored."""
+        """Compute a step; returns rows, sampled ids, log-probabilities, likeliest ids, and what was scored."""
         with torch.inference_mode():
             if plan.copies:
                 self.store.copy_pages(plan.copies)

@@ -1,9 +1,9 @@
-"""Keys and values on the CPU: in pages, and once more in a dense window while sequences are being extended.
+"""Keys and values on the CPU, for cpu/runner.py: `Store` keeps them in pages, `Window` also densely during decode.
 
-In the window each row holds one sequence, so that a step copies nothing but the new token. Rows that share their first
-pages hold only what comes after them. The shared part is stored once and read once for all of them, at every level: a
-prompt by its replies, a reply by its futures. The window's size is bounded by `limit_bytes`; beyond that a step gathers
-keys and values from the pages.
+Each row of the window holds one sequence, so that a decode step copies nothing but the new tokens. Rows that share
+their first pages hold only what follows; the shared part is stored and read once, as a `Prefix`, at every level (a
+prompt for its replies, a reply for its futures). A step whose rows would exceed the window's limit gathers keys and
+values from the pages instead.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from upshot.engine.sequence import Sequence, shared_stretches
 from upshot.engine.swap_slot import SwapSlot, allocate_pages
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""What `scaled_dot_product_attention` runs on the CPU; it also returns the log of each query's sum of weights."""
+"""What `scaled_dot_product_attention` runs on the CPU; it also returns each query's log-sum-exp of scores."""
 
 Span = tuple[Sequence, int, int]
-"""Positions start : stop of a sequence."""
+"""A sequence with positions start and stop."""
 
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions, causal: bool = False
 ) -> Tensor:
-    """Attention of q [batch, heads, queries, dim]; mask True where a query may look."""
+    """Attention of q [batch, heads, queries, dim] to k, v [batch, heads, keys, dim]; mask: which keys a query sees."""
     scale, _, softcap, sinks, _ = options
     if not softcap and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
@@ -42,7 +42,7 @@ def attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is not None:
-        # A decode step puts the heads that share a key head into the place of queries: each has its own sink.
+        # In a decode step the query heads of a key head are its queries, and each of them has its own sink.
         column = sinks.to(scores.dtype).view(q.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, column], -1)
     return scores.softmax(-1)[..., : k.shape[-2]] @ v
@@ -57,27 +57,27 @@ class Store:
         self.take()
 
     def take(self) -> None:
-        """Room for all pages."""
+        """Allocate all pages."""
         self.k, self.v = allocate_pages(self._size, self._dtype, torch.device("cpu"), self._swap_slot)
 
     def release(self) -> None:
-        """No room for any, until `take`."""
+        """Release all pages, until `take`."""
         self.k, self.v = (torch.zeros(0, dtype=self._dtype) for _ in range(2))
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole pages (from, to) in all layers."""
+        """Copy whole pages (from, to) in all layers; all sources are read before any target is written."""
         source, target = (torch.tensor(x) for x in zip(*copies, strict=True))
         for cache in (self.k, self.v):
             pages = cache.view(cache.shape[0], -1, self.page_size, *cache.shape[2:])
             pages[:, target] = pages[:, source]
 
     def write(self, layer: int, cells: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store keys and values of new tokens."""
+        """Store keys and values [tokens, kv_heads, dim] of new tokens in their cells [tokens]."""
         self.k[layer].index_copy_(0, cells, k)
         self.v[layer].index_copy_(0, cells, v)
 
     def table(self, spans: list[Span], multiple: int = 1) -> Tensor:
-        """Where these spans lie, a row each, padded with 0 to the longest, rounded up to a `multiple`."""
+        """The cells of these spans, one per row, padded with 0 to the longest length rounded up to a `multiple`."""
         width = -(-max([stop - start for _, start, stop in spans]) // multiple) * multiple
         cells = np.zeros((len(spans), width), dtype=np.int64)
         for row, (seq, start, stop) in enumerate(spans):
@@ -85,57 +85,61 @@ class Store:
         return torch.from_numpy(cells)
 
     def cells(self, seq: Sequence, start: int, stop: int) -> np.ndarray:
-        """Where positions start:stop of a sequence lie."""
+        """The cells of positions start:stop of a sequence."""
         positions = np.arange(start, stop)
         return np.asarray(seq.pages)[positions // self.page_size] * self.page_size + positions % self.page_size
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Pages that several rows share, after the first `skip` pages; dense: [layers, kv_heads, length, dim]."""
+    """Pages that several rows share, and a dense copy of them."""
 
     pages: list[int]
     skip: int
+    """The number of pages before these in each row."""
     k: Tensor
+    """[layers, kv_heads, length, dim]"""
     v: Tensor
 
 
 @dataclass(slots=True)
 class WindowRow:
-    """A sequence in the window; `start` is where its own part begins."""
+    """A sequence in the window."""
 
     seq: Sequence
     pages: list[int]
-    """The list its content came from: a sequence that was admitted anew has another."""
+    """The page list that its content was copied from; after a preemption the sequence has a new list object."""
     start: int = 0
+    """Where its own part begins, after the prefixes."""
     prefixes: tuple[Prefix, ...] = ()
 
 
 @dataclass(slots=True)
 class PrefixStack:
-    """Prefixes of one length, read in one call: [layers, prefixes, kv_heads, length, dim]."""
+    """Prefixes of the same length at the same level, attended to in one call."""
 
     prefixes: list[Prefix]
     k: Tensor
+    """[layers, prefixes, kv_heads, length, dim]"""
     v: Tensor
     queries: Tensor | None
-    """[prefixes × members] rows that read each prefix, the last repeated to make them equally many; None: all rows,
-    in their order."""
+    """[prefixes × members] The rows that read each prefix, the last one repeated so that all prefixes have equally
+    many; None: all rows, in their order."""
     rows: Tensor | None
-    """Rows that read one of the prefixes; None: all rows."""
+    """The rows that read any of the prefixes; None: all rows."""
     back: Tensor
-    """Where the result of each of those rows is among the queries."""
+    """The index among `queries` of each of those rows."""
 
 
 def stack_prefixes(rows: list[WindowRow], before: list[PrefixStack]) -> list[PrefixStack]:
-    """The prefixes of these rows, those of one length together; tensors of `before` are used again."""
+    """Group the prefixes of these rows by level and length; tensors of `before` are reused."""
     readers: dict[int, tuple[Prefix, list[int]]] = {}
     for index, row in enumerate(rows):
         for prefix in row.prefixes:
             readers.setdefault(id(prefix), (prefix, []))[1].append(index)
     groups: dict[tuple[int, int], list[tuple[Prefix, list[int]]]] = {}
     for prefix, members in readers.values():
-        # Prefixes of the same level: no row reads two of them.
+        # Prefixes of the same level, so no row reads two of them.
         groups.setdefault((prefix.k.shape[2], prefix.skip), []).append((prefix, members))
     known = {tuple(map(id, stack.prefixes)): (stack.k, stack.v) for stack in before}
     return [_stack(group, len(rows), known) for group in groups.values()]
@@ -154,7 +158,7 @@ def _stack(
         torch.stack([prefix.v for prefix in prefixes], 1),
     )
     for at, prefix in enumerate(prefixes):
-        prefix.k, prefix.v = k[:, at], v[:, at]  # one copy is enough
+        prefix.k, prefix.v = k[:, at], v[:, at]  # so that memory holds one copy
     asked = None if queries == list(range(n)) else torch.tensor(queries)
     some = None if len(rows) == n else torch.tensor(rows)
     return PrefixStack(prefixes, k, v, asked, some, torch.tensor([place[row] for row in rows]))
@@ -163,7 +167,8 @@ def _stack(
 def attend_with_prefixes(
     layer: int, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, stacks: list[PrefixStack], scale: float
 ) -> Tensor:
-    """Attention of q [rows, kv_heads, queries, dim] over each row's own part and, read once each, the prefixes."""
+    """Attention of q [rows, kv_heads, queries, dim] to each row's own part (`keys`, `values`) and to its prefixes, each
+    of which is read once for all its rows."""
     _, heads, each, dim = q.shape
     if mask is not None:
         mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
@@ -177,7 +182,7 @@ def attend_with_prefixes(
         if stack.queries is not None:
             there, high = there.index_select(0, stack.back), high.index_select(0, stack.back)
         rows: Tensor | slice = slice(None) if stack.rows is None else stack.rows
-        # Two softmaxes over different keys are one over all of them, weighted by their sums: the prefix has the share
+        # Merge the softmaxes over two sets of keys, weighted by their sums: the prefix gets the share
         # e^high / (e^high + e^before).
         before = mass[rows]
         share = torch.sigmoid(high - before)[..., None].to(out.dtype)
@@ -190,7 +195,7 @@ def attend_with_prefixes(
 
 
 class Window:
-    """[layers, rows, kv_heads, length, dim] for keys and values."""
+    """Dense keys and values of the decoding rows, `k` and `v`: [layers, rows, kv_heads, length, dim]."""
 
     def __init__(self, store: Store, limit_bytes: int, share: bool) -> None:
         self.store, self.limit, self.share = store, limit_bytes, share
@@ -199,7 +204,7 @@ class Window:
         self.rows: list[WindowRow] = []
         self.stacks: list[PrefixStack] = []
         self.starts = np.zeros(0, dtype=np.int64)
-        """Where each row's own part begins."""
+        """[rows] Where each row's own part begins."""
         self._wanted: list[Sequence] | None = None
         self._longest = 0
         self._prefixes: dict[int, Prefix] = {}
@@ -212,7 +217,7 @@ class Window:
     def admit(self, wanted: list[Sequence]) -> bool:
         """Make the rows exactly `wanted`, in any order, filled up to each one's last id; False if that is too large.
 
-        The same list as the last time means the same rows, each one id longer.
+        If `wanted` is the same list object as last time, the rows are the same and each is one id longer.
         """
         if wanted is self._wanted:
             self._longest += 1
@@ -239,14 +244,14 @@ class Window:
         return True
 
     def _place(self, seqs: list[Sequence]) -> list[WindowRow]:
-        """Rows for new sequences, with the prefixes they share."""
+        """Rows for new sequences, with the prefixes that they share with each other or with rows in the window."""
         rows = [WindowRow(seq, seq.pages) for seq in seqs]
         if not self.share:
             return rows
         alike: dict[int, list[WindowRow]] = {}
         size = self.store.page_size
         for row in rows:
-            # It reads the prefixes that are here already.
+            # Follow prefixes that are in the window already.
             while (at := row.start // size) < len(row.pages):
                 known = self._prefixes.get(row.pages[at])
                 if known is None or known.skip != at or row.pages[at : at + len(known.pages)] != known.pages:
@@ -255,7 +260,7 @@ class Window:
                     break
                 row.prefixes, row.start = (*row.prefixes, known), row.start + len(known.pages) * size
             alike.setdefault(id(row.prefixes[-1]) if row.prefixes else 0, []).append(row)
-        for part in alike.values():  # rows with the same start: what they share after it becomes prefixes
+        for part in alike.values():  # rows with the same start: new prefixes for what they share after it
             part_seqs = [row.seq for row in part]
             for stretch in shared_stretches(part_seqs, size, part[0].start // size):
                 start, stop, seq = stretch.start, stretch.stop, part_seqs[stretch.rows[0]]
@@ -268,6 +273,7 @@ class Window:
         return rows
 
     def _compact(self, keep: set[int]) -> None:
+        """Drop rows whose page list is not among these (by id), and fill the gaps with the last rows."""
         rows = self.rows
         index = 0
         before = len(rows)
@@ -286,10 +292,11 @@ class Window:
             self._prefixes = {page: prefix for page, prefix in self._prefixes.items() if id(prefix) in used}
 
     def _grow(self, rows: int, length: int) -> bool:
+        """Make room for that many rows of that length; False if this exceeds the limit."""
         layers, _, heads, dim = self.store.k.shape
         limit = self.limit // (2 * layers * heads * dim * self.store.k.element_size())
         rows, roomy, length = -(-rows // 16) * 16, -(-(length + length // 4) // 32) * 32, -(-length // 32) * 32
-        # This depends on nothing but the step: a resumed run must round as the run that it continues would have.
+        # Decided by this step alone, not by earlier ones: a resumed run must round like the run that it continues.
         if rows * length > limit:
             return False
         have_rows, have_length = self._shape

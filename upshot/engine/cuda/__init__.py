@@ -1,1 +1,1 @@
-"""The engine on a GPU: captured steps over paged keys and values."""
+"""The engine's runner for GPUs: steps over paged keys and values, decode steps as CUDA graphs."""

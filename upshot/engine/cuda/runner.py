@@ -1,7 +1,11 @@
-"""Runs steps on a GPU: CUDA graphs of whole decode steps with sampling inside, one step ahead of the host.
+"""Runs the engine's steps on a GPU: decode steps are CUDA graphs, sampling included. `Engine` calls `run` per step.
 
-The state of every slot (last id, position, pages, sampling rules) lives on the device, so a step can start before the
-ids of the one before it have reached the host: `run` starts a step and returns the results of the previous one.
+The device runs one step ahead of the host: `run` launches a step and returns the results of the previous one. This is
+possible because the state of every slot (last id, position, pages, sampling rules) stays on the device (slots.py).
+
+Memory: a CUDA graph reads and writes fixed addresses, namely weights, KV pages, slots, plan tables and `self.logits`.
+All of these live as long as the graphs or are checked by `_check_graphs`. Results leave a graph by a copy to the host
+on the same stream, before the next replay overwrites them.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -51,25 +56,23 @@ from upshot.engine.swap_slot import SwapSlot, allocate_pages
 T = TypeVar("T")
 
 LEAST_HEAD = 16
-"""Least width of a head: what a matrix product on a GPU takes. Padded smaller heads have not been confirmed on one."""
-
-
+"""The smallest head that a matrix product on a GPU takes; padding of smaller heads was not tested on one."""
 GRAPH_WORK = 1_000_000_000_000
-"""Ids times weights of a layer: for longer prompts a graph gains nothing, as the GPU takes much longer than the host.
-Their capture would cost as much as reading them, and they are read without padding instead."""
+"""Prompt ids × weights of a layer up to which prefill is captured. For more a graph gains nothing, as the GPU takes
+much longer than the host, and capturing costs as much as the prefill itself, which also runs without padding then."""
 
 
 def counts_on_host(model: torch.nn.Module, dtype: torch.dtype) -> bool:
-    """Whether a step reads numbers from the device on the host, which a captured step cannot.
+    """Whether a forward reads values back to the host, which a CUDA graph cannot contain.
 
-    PyTorch's grouped product does, to find the tokens of each expert, for all types but bfloat16.
+    PyTorch's grouped matrix product does, for the number of tokens per expert, in all dtypes but bfloat16.
     """
     experts = any(type(module).__name__.endswith("Experts") for module in model.modules())
     return experts and dtype != torch.bfloat16
 
 
 class CudaRunner:
-    """Runs plans on one GPU."""
+    """Executes step plans on one GPU."""
 
     def __init__(
         self,
@@ -84,8 +87,9 @@ class CudaRunner:
         self.shape, self.page_size = shape, page_size
         self.model = model
         device = shape.device
+        self._upload = partial(upload, device=device)
         self.on_gpu = device.type == "cuda"
-        """If not: the same steps in Triton's interpreter, for tests."""
+        """False: the same steps in Triton's interpreter, for tests."""
         self._size = (shape.layers, n_pages, shape.kv_heads, page_size, shape.head_dim)
         if device.type == "cuda" and shape.head_dim < LEAST_HEAD and not settings.exact:
             raise UserError(
@@ -104,16 +108,18 @@ class CudaRunner:
         self.seen: set[tuple[int, ...]] = set()
         """Shapes of the steps run so far."""
         self.pool: Any = None
+        """The memory pool that all graphs share."""
         self.flights: deque[Flight] = deque()
+        """Launched steps whose results were not collected: at most one between two calls of `run`."""
         self.compiling: list[Future[None]] = []
-        """Kernels that are compiled ahead; each is launched once, on pages."""
+        """Kernels that threads compile ahead (warm.py); each is launched once and writes to page 0."""
         self.long_run = SHORTEST
-        """Prompt chunks with at least this many ids go through the library's attention."""
+        """Prompt chunks with at least this many ids use cuDNN's attention."""
         self.use_graphs = settings.graphs and self.on_gpu and not counts_on_host(model, shape.dtype)
         self.graphed: Driver | None = None
-        """The driver whose reading of prompts is captured; None while drivers are checked."""
+        """The driver whose prefill is captured; None while drivers are being checked."""
         self.most_graphed = 0
-        """Ids of the longest prompts that are captured."""
+        """Ids of the largest prefill step that is captured."""
         self.driver = select_driver(model, shape, settings, kernels=True, check=self._disagreement)
         if isinstance(self.driver, BlockDriver):
             self.graphed = self.driver
@@ -122,16 +128,17 @@ class CudaRunner:
             self.most_graphed = PREFILL_BUCKETS[-1] if sparse else GRAPH_WORK // weights
         self._pointers = self._weight_pointers()
         self.logits = self._logits_of(max_running) if self.use_graphs else None
-        """Where every captured step leaves its logits: each would keep its own otherwise."""
+        """[rows, vocab] The output buffer that all graphs share; otherwise each would keep logits of its own."""
 
     def _pages(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, zeroed: [layers, pages, kv_heads, page_size, dim] each."""
         if not self._eight:
             return allocate_pages(self._size, self.shape.dtype, self.shape.device, self.swap_slot)
         keys, values = allocate_pages(self._size, torch.uint8, self.shape.device, self.swap_slot)
         return keys.view(E4M3), values.view(E4M3)
 
     def _logits_of(self, rows: int) -> Tensor:
-        """Room for the logits of the largest step with that many sequences."""
+        """A buffer for the logits of the largest padded step with that many sequences."""
         most = max(next((b for b in buckets if b >= rows), rows) for buckets in (BUCKETS, PREFILL_ROWS))
         dtype = self.driver.lm.get_output_embeddings().weight.dtype
         return torch.empty(most, self.shape.vocab, dtype=dtype, device=self.shape.device)
@@ -140,6 +147,7 @@ class CudaRunner:
         return None if self.logits is None else self.logits[:rows]
 
     def _disagreement(self, driver: Driver) -> str | None:
+        """Compare a driver's logits with the model's own (`select.disagreement`), on pages 1 … of slot 0."""
         from upshot.engine.cuda.warm import compile_ahead
 
         ready = compile_ahead(self, driver) if self.on_gpu else None
@@ -158,26 +166,26 @@ class CudaRunner:
                     self._prefill_logits(driver, [Chunk(seq, start, stop, [])], [stop - start - 1])
                     for start, stop in pairwise(cuts)
                 ]
-            except TritonError as error:  # a kernel that cannot be compiled for this shape: another driver may do
+            except TritonError as error:  # a kernel does not compile for this shape: another driver may work
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
             return torch.cat(rows[1:]).cpu()
 
         return disagreement(self.model, driver, drive)
 
     def _weight_pointers(self) -> list[int]:
-        """Where captured steps read: parameters, pages, merged weights."""
+        """Addresses that graphs read: parameters, pages, merged weights."""
         pointers = [p.data_ptr() for p in self.model.parameters()] + [self.cache.k.data_ptr(), self.cache.v.data_ptr()]
         return pointers + self.driver.pointers()
 
     def forget(self) -> None:
-        """The weights changed: nothing computed so far may be reused."""
+        """The weights changed: merge adapters again; drop the graphs if anything has moved."""
         self.batch.rows = []
         self.driver.refresh()
         self._check_graphs()
 
     def _check_graphs(self) -> None:
         pointers = self._weight_pointers()
-        if pointers != self._pointers:  # what they read has other storage now: captured steps read the old one
+        if pointers != self._pointers:  # the graphs would read freed memory
             self._drop_graphs()
             self._pointers = pointers
 
@@ -187,8 +195,8 @@ class CudaRunner:
         self.pool = None
 
     def park(self, keep_steps: bool = False) -> None:
-        """Give the memory back (see `Engine.park`)."""
-        self._settle()
+        """Release the memory (see `Engine.park`)."""
+        self._cancel_compiling()
         self.batch.rows = []
         self.cache.k = self.cache.v = torch.zeros(0, dtype=self.shape.dtype, device=self.shape.device)
         if keep_steps:
@@ -197,15 +205,15 @@ class CudaRunner:
         self.logits = None
         self.driver.release()
 
-    def _settle(self) -> None:
-        """Launch nothing more on pages that are about to be reused by others."""
+    def _cancel_compiling(self) -> None:
+        """Let no thread launch a kernel on pages that are about to be released."""
         for kernel in self.compiling:
             if not kernel.cancel():
-                kernel.exception()
+                kernel.exception()  # waits
         self.compiling.clear()
 
     def resume(self) -> None:
-        """Allocate it again."""
+        """Allocate again what `park` released."""
         self.cache.k, self.cache.v = self._pages()
         if self.logits is None and self.use_graphs:
             self.logits = self._logits_of(self.slots.count)
@@ -215,15 +223,14 @@ class CudaRunner:
     # --- steps
 
     def run(self, plan: StepPlan) -> Results:
-        """Start a step; the results of the one before it (empty if there was none)."""
+        """Launch a step; returns the results of the one before it, empty if there was none."""
         with torch.inference_mode():
             if plan.copies:
                 source, target = self._upload(np.array(plan.copies, dtype=np.int64).T)
                 for cache in (self.cache.k, self.cache.v):
-                    bits = cache.view(torch.uint8) if self._eight else cache  # few operations know 8-bit numbers
+                    bits = cache.view(torch.uint8) if self._eight else cache  # indexing does not support 8-bit floats
                     bits[:, target] = bits[:, source]
             flight = self._prefill(plan.chunks, plan.rows) if plan.chunks else self._decode(plan.rows, plan.touched)
-        # What this step drew is on its way to the host while the next one is planned: `plan` needs its length only.
         self.flights.append(flight)
         if len(self.flights) > 1:
             results = self.collect()
@@ -233,12 +240,12 @@ class CudaRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a step is still under way on the device."""
+        """Whether a step is still running on the device."""
         last = self.flights[-1] if self.flights else None
         return last is not None and (last.event is None or not last.event.query())
 
     def collect(self) -> Results | None:
-        """Wait for the oldest step under way."""
+        """Wait for the oldest launched step; returns its results, None if there is none."""
         if not self.flights:
             return None
         flight = self.flights.popleft()
@@ -254,16 +261,13 @@ class CudaRunner:
         ids, bits = flight.drawn[:, :n]
         return flight.rows, ids.tolist(), bits.view(torch.float32).tolist(), tops, scored
 
-    def _upload(self, numbers: np.ndarray) -> Tensor:
-        return upload(numbers, self.shape.device)
-
     def _draw(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: bool) -> Tensor:
-        """Sample an id for each row and move its slot on; see `sample`."""
+        """Sample an id for each row and advance its slot (`kernels.sample.sample`)."""
         state = self.slots
         return sample_kernels.sample(logits, slots, positions, state.rules, state.tokens, state.place, cuts)
 
     def _land(self, rows: list[Sequence], drawn: Tensor, logits: Tensor, most: int) -> Flight:
-        """Send ids and log-probabilities to the host, and those of the `most` likeliest ids."""
+        """Start copying sampled ids and log-probabilities to the host, and the `most` likeliest ids of each row."""
         n = len(rows)
         tops = None
         if most:
@@ -277,23 +281,24 @@ class CudaRunner:
         return Flight(rows, host, self._event(), tops)
 
     def _to_host(self, numbers: Tensor) -> Tensor:
-        """A copy on the host, complete once the device has reached this point."""
+        """A copy in pinned memory, complete once the device has reached this point of the stream."""
         if not self.on_gpu:
             return numbers.clone()
         host = torch.empty_like(numbers, device="cpu", pin_memory=True)
         return host.copy_(numbers, non_blocking=True)
 
     def _event(self) -> torch.cuda.Event | None:
-        """An event recorded when the device has reached this point."""
+        """An event at this point of the stream; None without a GPU."""
         if not self.on_gpu:
             return None
         event = torch.cuda.Event()
         event.record()
         return event
 
-    # --- prompts
+    # --- prefill
 
     def _prefill(self, chunks: list[Chunk], rows: list[Sequence]) -> Flight:
+        """Launch a prefill step; `rows` sample from the last ids of their chunks."""
         self.slots.sync([c.seq for c in chunks])
         if rows:
             self.slots.sync(rows)
@@ -306,7 +311,7 @@ class CudaRunner:
         return self._sample(rows, logits)
 
     def _score(self, chunks: list[Chunk], rows: list[Sequence], last: list[int], wanted: ScoreRequest) -> Flight:
-        """Read prompts of which some are scored; without a graph, since graphs have room for few rows of logits."""
+        """Prefill with scored chunks; without a graph, since graphs have buffers for few rows of logits."""
         tokens, blocks = pack_chunks(chunks, self.page_size)
         places, ids = (self._upload(np.array(x, dtype=np.int64)) for x in ([*last, *wanted.places], wanted.ids))
         runs = self._long_runs(chunks, blocks)
@@ -318,8 +323,8 @@ class CudaRunner:
         return flight
 
     def _sample(self, rows: list[Sequence], logits: Tensor) -> Flight:
-        """Sample from the logits that prompts end with."""
-        if not rows:  # prompts that are longer than a chunk
+        """Sample the first ids of `rows` from the logits of their last prompt ids."""
+        if not rows:  # no prompt ends in this step
             return Flight([], torch.empty(2, 0, dtype=torch.int32), self._event())
         apply_grammars(logits, rows)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
@@ -327,18 +332,19 @@ class CudaRunner:
         return self._land(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
 
     def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> Tensor:
+        """Logits [len(last), vocab] of the packed tokens `last`, by a graph if the step is small enough."""
         tokens, blocks = pack_chunks(chunks, self.page_size)
         n, count = tokens.shape[1], blocks.shape[1]
         size = next((b for b in PREFILL_BUCKETS if self.most_graphed >= b >= n), 0)
         rows = next((r for r in PREFILL_ROWS if r >= len(last)), 0)
-        # Blocks of queries: those that are full, and a broken one for each sequence that ends here (or that the
-        # chunk cuts). Four at a time, as rows of the table must begin at multiples of 16 bytes.
+        # Blocks of queries: the full ones, and a partial one for each chunk. A multiple of four, because rows of the
+        # table must begin at multiples of 16 bytes.
         room = -(-(size // PREFILL_BLOCK + rows + 8) // 4) * 4
         runs = self._long_runs(chunks, blocks)
         if runs or not (self.use_graphs and size and rows and count <= room and driver is self.graphed):
             wanted = self._upload(np.array(last, dtype=np.int64))
             return self._read(driver, self._upload(tokens), self._upload(blocks), wanted, runs=runs)
-        # Padding goes to page 0, which nobody reads; unused blocks have no queries.
+        # Padded tokens write their keys and values to page 0, which no sequence has; padded blocks have no queries.
         wide = np.zeros((3, size), dtype=np.int64)
         wide[:, :n] = tokens
         table = np.zeros((4, room), dtype=np.int32)
@@ -358,18 +364,18 @@ class CudaRunner:
         return graph.logits[: len(last)]
 
     def _is_new(self, key: tuple[int, ...]) -> bool:
-        """Whether no step of this shape was run yet, or kernels are still being compiled; such a step is run directly,
-        the next is captured.
+        """Whether a step of this shape has not been run yet, or kernels are still being compiled: then it is run
+        without a graph, and the next one is captured.
 
-        Many shapes of prompts come once, and a capture takes as long as nine steps of decoding; and the first run has
-        compiled whatever the capture needs.
+        Many prompt shapes occur only once, and a capture takes as long as nine decode steps. Also, a capture needs all
+        its kernels compiled, which the first run does.
         """
         new = key not in self.seen
         self.seen.add(key)
         return new or bool(COMPILING)
 
     def _long_runs(self, chunks: list[Chunk], blocks: np.ndarray) -> LongRuns | None:
-        """The chunks that the library's attention reads. It needs lengths on the host, so no graph holds them."""
+        """The chunks for cuDNN's attention, None if there are none. It needs lengths on the host: not for graphs."""
         shape = self.shape
         long = [c for c in chunks if c.stop - c.start >= self.long_run]
         if not long or not cudnn_takes(torch.empty(0, shape.head_dim, dtype=shape.dtype, device=shape.device)):
@@ -397,7 +403,7 @@ class CudaRunner:
         return CudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
     def _capture_prompt(self, size: int, rows: int, room: int) -> PromptGraph:
-        """Capture the reading of up to `size` prompt ids, of which `rows` are sampled from."""
+        """Capture a prefill step of up to `size` ids, with logits of `rows` of them."""
         device = self.shape.device
         tokens = torch.zeros(3, size, dtype=torch.int64, device=device)
         blocks = torch.zeros(4, room, dtype=torch.int32, device=device)
@@ -408,12 +414,14 @@ class CudaRunner:
     # --- decode
 
     def _decode(self, rows: list[Sequence], touched: list[Sequence]) -> Flight:
+        """Launch a decode step: by a graph, unless the shape is new or a row follows a grammar."""
         self.slots.sync(touched)
         if not self.batch.holds(rows):
             self._change_batch(rows)
         bucket = self.batch.bucket
         if self.batch.masked:
-            # Some rows follow a grammar. Its mask needs the ids so far, so there is no graph and no look-ahead.
+            # Grammar masks come from the host between logits and sampling. The scheduler lets a row with a grammar take
+            # part only when the host knows all of its ids.
             logits, slots, positions = self._decode_logits(bucket, self.batch.launches)
             apply_grammars(logits, rows)
             return self._land(rows, self._draw(logits, slots, positions, self.batch.cuts), logits, self.batch.tops)
@@ -456,16 +464,16 @@ class CudaRunner:
         return self._draw(logits, slots, positions, cuts), logits
 
     def _capture(self, bucket: int, launches: int, cuts: bool) -> Graph:
-        """Capture a decode step."""
-        with self.batch.nobody():
+        """Capture a decode step of `bucket` rows, without advancing any slot."""
+        with self.batch.dummy_rows():
             graph, (drawn, logits) = self._record(lambda: self._decode_body(bucket, launches, cuts))
         return Graph(graph, drawn, logits)
 
     def _record(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """Capture the work, which was done once before, so that all it needs is compiled and made."""
+        """Record `work` as a CUDA graph; it has run once before, so that its kernels are compiled."""
         graph = torch.cuda.CUDAGraph()
-        # All captures of a process run on one stream of PyTorch's, and products use that stream's workspace: without
-        # one of its own a graph would share it with the graphs of other engines, which run beside it.
+        # All captures in a process run on the same PyTorch stream, and cuBLAS keeps a workspace per stream. Without
+        # clearing it, this graph would share its workspace with graphs of other engines, which may run concurrently.
         torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             result = work()

@@ -1,4 +1,4 @@
-"""What a step on the GPU is made of: the cache, its attention, captured graphs, results under way."""
+"""The parts of a GPU step that cuda/runner.py puts together: KV cache, attention, graphs, results in flight."""
 
 from __future__ import annotations
 
@@ -23,26 +23,33 @@ from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Scored, Sequence
 
 PREFILL_BLOCK = 64
+"""Queries per program of the prefill kernel."""
 PREFILL_BUCKETS = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 14336, 16384]
+"""Prompt ids for which prefill steps are captured; a step is padded to the next size."""
 PREFILL_ROWS = [1, 4, 16, 64, 128, 256, 512, 1024]
+"""The same for the number of tokens whose logits are needed."""
 Results = tuple[list[Sequence], list[int], list[float], Any, list[Scored]]
-"""Who sampled, ids, log-probabilities, likeliest ids; what was scored."""
+"""Rows, their sampled ids, log-probabilities and likeliest ids; what was scored."""
 COMPILING: set[Future[None]] = set()
-"""Launches of all engines that are still to come from threads. No step is captured while there are any: PyTorch gives
-the same few streams to everybody, and a launch on a stream that takes part in a capture becomes part of the graph."""
+"""Launches from compiling threads (warm.py) of all engines that have not happened yet. No step is captured meanwhile:
+PyTorch hands out the same few streams again and again, and a launch on a stream that takes part in a capture would
+become part of the graph."""
 
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values in pages: [layers, pages, kv_heads, page_size, dim] each, and the pages of each slot."""
+    """The KV cache."""
 
     k: Tensor
+    """[layers, pages, kv_heads, page_size, dim]"""
     v: Tensor
+    """The same; in 8 bits its pages are transposed (kernels/kv8.py)."""
     table: Tensor
+    """[slots, columns] The pages of each slot."""
 
 
 class CudaStep:
-    """One step's attention, for decode rows or prompt chunks."""
+    """The attention of one step, decode or prefill, as drivers call it (`AttentionStep`)."""
 
     def __init__(
         self,
@@ -57,7 +64,7 @@ class CudaStep:
         self.positions, self.cells = positions, cells
         self._attend = attend
         self._fused = fused
-        """Attention straight from the qkv product, where a step allows it."""
+        """Rotation, KV store and attention in one kernel, if the step allows it."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store and attend; see `AttentionStep`."""
@@ -68,7 +75,7 @@ class CudaStep:
     def rotate_attend(
         self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor, norms: Any, options: AttentionOptions
     ) -> Tensor:
-        """The same from an unrotated qkv product, in one kernel or two."""
+        """The same from the joined qkv product [tokens, (heads + 2 × kv_heads) × dim], not yet normed or rotated."""
         k, v = self.cache.k[layer], self.cache.v[layer]
         if self._fused is not None and can_fuse(k.shape[-1], cos, norms):
             return self._fused(qkv, k, v, cos, sin, norms, options)
@@ -78,17 +85,17 @@ class CudaStep:
 
 @dataclass(frozen=True, slots=True)
 class LongRuns:
-    """The long chunks of a step, for the library's attention; the step's other chunks go through our own kernel."""
+    """The long chunks of a step, for cuDNN's attention; other chunks use our own kernel."""
 
     places: list[tuple[int, int, int, Tensor]]
-    """Of each: its first token in the step, its number of tokens, the sequence's length after it, its pages."""
+    """Per long chunk: index of its first token, number of tokens, the sequence's length after it, its page table."""
     short: Tensor | None
-    """[4, blocks] The queries of the other chunks: see `prefill_attention`."""
+    """[4, blocks] The queries of the other chunks (see `prefill_attention`); None if there are none."""
     table: Tensor
 
     @classmethod
     def of(cls, chunks: list[Chunk], long: list[Chunk], table: Tensor, short: Tensor | None) -> LongRuns:
-        """Where `long` chunks are among all `chunks` of a step."""
+        """For the `long` ones among all `chunks` of a step."""
         places, offset = [], 0
         for chunk in chunks:
             count = chunk.stop - chunk.start
@@ -99,7 +106,7 @@ class LongRuns:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest of their sequences."""
+        """The largest sequence length after its chunk."""
         return max(length for _, _, length, _ in self.places)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
@@ -116,18 +123,18 @@ class LongRuns:
 
 @dataclass(slots=True)
 class Graph:
-    """A captured decode step and what it reads and leaves."""
+    """A captured decode step with its outputs, which the next replay overwrites."""
 
     graph: torch.cuda.CUDAGraph
     drawn: Tensor
-    """Ids and log-probabilities: see `sample`."""
+    """Ids and log-probabilities: see `kernels.sample.sample`."""
     logits: Tensor
-    """As those of every graph, in `CudaRunner.logits`: read before the next step."""
+    """A view of `CudaRunner.logits`, which all graphs share."""
 
 
 @dataclass(slots=True)
 class PromptGraph:
-    """A captured reading of prompts and what it reads and leaves."""
+    """A captured prefill step with its input and output buffers."""
 
     graph: torch.cuda.CUDAGraph
     tokens: Tensor
@@ -135,22 +142,27 @@ class PromptGraph:
     blocks: Tensor
     """[4, blocks]: see `prefill_attention`."""
     last: Tensor
+    """[rows] The tokens whose logits are wanted."""
     logits: Tensor
+    """[rows, vocab]"""
 
 
 @dataclass(slots=True)
 class Flight:
-    """A step under way."""
+    """A launched step; its tensors are on the host and valid once `event` has happened."""
 
     rows: list[Sequence]
     drawn: Tensor
+    """Ids and log-probabilities of the rows: see `kernels.sample.sample`."""
     event: torch.cuda.Event | None
     tops: tuple[Tensor, Tensor] | None = None
+    """[rows, most] Log-probabilities and ids of the likeliest ids."""
     scored: tuple[ScoreRequest, tuple[Tensor, ...]] | None = None
 
 
 def pack_chunks(chunks: list[Chunk], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, positions and cells of all tokens [3, tokens], and blocks of queries for `prefill_attention` [4, blocks]."""
+    """Chunks packed without padding: ids, positions and cells of all tokens [3, tokens], int64, and their blocks of
+    queries for `prefill_attention` [4, blocks], int32. `size`: ids per page."""
     counts = np.array([c.stop - c.start for c in chunks])
     starts = np.array([c.start for c in chunks])
     offsets = np.cumsum(counts) - counts

@@ -1,7 +1,8 @@
-"""Kernels compiled ahead, several at once, so that the first id does not wait for one after the other.
+"""Compiles Triton kernels ahead, several at once, so that the first request does not wait for one after another.
 
-Each is launched once on rows that belong to nobody (the slot behind the last, the page nobody reads). Compilation
-happens in C++ and in other processes, so threads do. Once compiled, kernels are in Triton's cache on disk.
+cuda/runner.py calls `compile_ahead` when a driver is about to be checked. Each kernel is compiled by launching it once
+on the dummy slot, whose pages are all page 0. Compilation runs in C++ and other processes, so threads suffice. Compiled
+kernels are in Triton's cache on disk for the next start.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from upshot.engine.llama.fused import FusedDriver, gate_projections
 
 Task = Callable[[], object]
 MANY_CORES = 8
-"""With fewer, what the first ids do not need is compiled when it is needed, else while they are computed."""
+"""With fewer cores, kernels that the first step does not need are compiled on demand instead of in the background."""
 
 
 def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
-    """Start to compile what `driver` will launch; call the result to wait for what the first ids need."""
+    """Start to compile the kernels of `driver`; call the result to wait for those that the first step needs."""
     import triton.runtime.driver
 
-    triton.runtime.driver.active.get_current_device()  # builds its own helpers, once, before there are threads
+    triton.runtime.driver.active.get_current_device()  # builds Triton's own helpers once, before there are threads
     first, later = _common(runner, driver)
     if isinstance(driver, FusedDriver):
         more_first, more_later = _fused(runner, driver)
         first, later = first + more_first, later + more_later
-    # With compiled kernels on disk a launch comes at once, and what it reads may not be written yet.
+    # Kernels that are on disk launch at once, before their inputs may be written on the current stream: wait for them.
     written = torch.cuda.current_stream(runner.shape.device).record_event()
     pool = ThreadPoolExecutor(max_workers=os.cpu_count())
 
@@ -53,7 +54,7 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
         with torch.cuda.device(device), torch.cuda.stream(stream), torch.inference_mode():
             stream.wait_event(written)
             task()
-            stream.synchronize()  # what it reads and writes may be given to others as soon as nobody refers to it
+            stream.synchronize()  # its tensors may be freed and reused as soon as the task is done
 
     def start(tasks: list[Task]) -> list[Future[None]]:
         futures = [pool.submit(launch, task) for task in tasks]
@@ -67,7 +68,7 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
 
     def wait() -> None:
         for each in waiting:
-            each.exception()  # what cannot be compiled is reported where it is used
+            each.exception()  # waits; a kernel that does not compile is reported where it is used
         if (os.cpu_count() or 1) >= MANY_CORES:
             start(later)
         pool.shutdown(wait=False)
@@ -76,7 +77,7 @@ def compile_ahead(runner: Any, driver: Any) -> Callable[[], None]:
 
 
 def _common(runner: Any, driver: Any) -> tuple[list[Task], list[Task]]:
-    """Kernels every driver needs: reading prompts, attention over pages, sampling."""
+    """Launches of kernels that every driver needs: those for the first step, and others."""
     shape, cache, state, device = runner.shape, runner.cache, runner.slots, runner.shape.device
     slots = torch.full((1,), state.count, dtype=torch.int32, device=device)
     lengths = torch.ones(1, dtype=torch.int32, device=device)
@@ -89,7 +90,7 @@ def _common(runner: Any, driver: Any) -> tuple[list[Task], list[Task]]:
     plain, eight = AttentionOptions(1.0), driver.narrow
 
     def attend(launches: int) -> Task:
-        # Tables of its own. Those of the runner change while this compiles: they would name rows that q does not have.
+        # With tables of its own: the runner's change meanwhile, and would name rows that q does not have.
         live = runner.batch.plan(1, launches)
         narrow, rows = torch.zeros_like(live.narrow), torch.zeros_like(live.rows)
         plan = DecodePlan(narrow, None if live.wide is None else torch.zeros_like(live.wide), rows, live.parts)
@@ -108,13 +109,13 @@ def _common(runner: Any, driver: Any) -> tuple[list[Task], list[Task]]:
         draw(False),
         lambda: sample_kernels.begin(slots, state.tokens, state.place, cache.table, runner.page_size),
     ]
-    if not in_8_bits(cache.k):  # nor has any driver but the fused one such a cache, and that one rotates, too
+    if not in_8_bits(cache.k):  # in 8 bits only the fused driver runs, which uses rotate_store
         first.append(lambda: store(kv, zeros[:1], cache.k[0]))
     return first, [attend(0), *([attend(2)] if runner.batch.tiles.wide else []), draw(True)]
 
 
 def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
-    """Kernels of the fused block."""
+    """Launches of the fused driver's kernels: those for the first step, and others."""
     if driver.narrow:
         return _fused8(runner, driver)
     shape, device = runner.shape, runner.shape.device
@@ -142,7 +143,7 @@ def _fused(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
 
 
 def _tunings(runner: Any, driver: FusedDriver) -> dict[Any, int]:
-    """The forms of fused attention, and rows of a step that has each."""
+    """The tunings of fused decode attention, each with a batch size that uses it."""
     layer = driver.layers[0]
     if not can_fuse(runner.shape.head_dim, driver.tables[layer.rotation][0], layer.head_norms):
         return {}
@@ -150,7 +151,7 @@ def _tunings(runner: Any, driver: FusedDriver) -> dict[Any, int]:
 
 
 def _read_qkv(runner: Any, driver: FusedDriver, qkv: Any, rows: int, fused: bool) -> None:
-    """Rotate and store rows of the joined product that belong to nobody; `fused`: and attend."""
+    """Rotate and store dummy rows of the joined qkv product in page 0; `fused`: attend as well."""
     shape, cache, layer = runner.shape, runner.cache, driver.layers[0]
     cos, sin = driver.tables[layer.rotation]
     if not fused:
@@ -165,7 +166,7 @@ def _read_qkv(runner: Any, driver: FusedDriver, qkv: Any, rows: int, fused: bool
 
 
 def _fused8(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
-    """Products in 8 bits, and what reads them in the form in which they come, which depends on the rows."""
+    """Products in 8 bits with the kernels that read them; the form of a product depends on its number of rows."""
     shape, layer = driver.shape, driver.layers[0]
     hidden, dtype, device = driver.core.norm.weight.shape[0], shape.dtype, shape.device
 
@@ -190,7 +191,7 @@ def _fused8(runner: Any, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
 
 
 def _gates(layer: Layer, hidden: int, driver: FusedDriver) -> tuple[list[Task], list[Task]]:
-    """The kernels of the MLP's gate."""
+    """Launches of the MLP gate's kernels: those for the first step, and others."""
     shape, act = driver.shape, driver.options.act
     inner = layer.down.weight.shape[1]
 

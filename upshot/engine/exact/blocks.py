@@ -1,8 +1,8 @@
-"""Row-independent operations on the CPU: PyTorch's own, always called with the same shapes.
+"""Batch-invariant operations on the CPU: PyTorch's own, always called with the same shapes. mode.py dispatches to them.
 
-A library picks its code by the shape of the call (and vector code and its scalar tail may round differently), so rows
-are padded to blocks of one size and each block is a call of its own. Within such a block the result of a row does not
-depend on its place: `tests/engine/test_exact.py` checks it, and so does the engine at its start, on the model itself.
+Libraries choose their code by the shape of a call, and vector code may round differently from its scalar tail. So rows
+are padded to blocks of a fixed size, and each block is a separate call. Within such a block, a row's result does not
+depend on its index: `tests/engine/test_exact.py` checks this, and so does the engine when it starts, on the model.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch.nn import functional as F
 from upshot.engine.kernels.plain import AttentionOptions
 
 ROWS = 32
-"""Rows of one call."""
+"""Rows per call."""
 ELEMENTS = 4096
-"""Elements of one call of an elementwise function: few enough for one thread, a multiple of any vector's width."""
+"""Elements per call of an elementwise function: few enough for one thread, and a multiple of every vector width."""
 BATCH = 32
-"""Matrices of one batched call."""
+"""Matrices per batched call."""
 KEYS = 64
-"""Keys of one block of attention."""
+"""Keys per block of attention."""
 QUERIES = 8
-"""Queries of one tile of attention."""
+"""Queries per tile of attention."""
 TILES = 512
-"""Tiles of attention worked on at once: bounds the memory."""
+"""Attention tiles computed at once, which bounds the memory."""
 
 
 def _pad_rows(x: Tensor, size: int) -> Tensor:
-    """Contiguous, aligned, and as many rows as fill whole blocks."""
+    """x as a contiguous, aligned tensor, padded to a multiple of `size` rows."""
     spare = -len(x) % size
     if spare:
         return torch.cat([x, x.new_zeros(spare, *x.shape[1:])])
@@ -69,7 +69,7 @@ def by_element(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def by_row(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     """A function of each row of x [..., n]; its results (a tensor or a tuple of them) keep the leading dimensions."""
     flat = x.reshape(-1, x.shape[-1])
-    size = 512 if x.is_cuda else ROWS  # a GPU computes many rows as fast as few
+    size = 512 if x.is_cuda else ROWS  # on a GPU many rows take no longer than few
     parts = [function(part) for part in _pad_rows(flat, size).split(size)]
     if isinstance(parts[0], Tensor):
         out = torch.cat(parts)[: len(flat)]
@@ -81,7 +81,7 @@ def by_row(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 def pick_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
     """log softmax(logits / temperature) at `ids`, one row each, float32; temperature 0 counts as 1."""
     inverse = 1.0 / torch.where(temperature > 0, temperature, 1.0)
-    # Block by block, so that no second copy of all logits is made.
+    # Block by block, to avoid a float32 copy of all logits.
     parts = []
     for some, scale, chosen in zip(logits.split(ROWS), inverse.split(ROWS), ids.split(ROWS), strict=True):
         every = by_row(lambda x: x.log_softmax(-1), some.float() * scale[:, None])
@@ -91,18 +91,18 @@ def pick_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Tiles:
-    """Who attends to what: tiles of up to QUERIES queries of one sequence each."""
+    """Packed queries in tiles of up to QUERIES queries of one sequence, and the cells of the keys."""
 
     queries: Tensor
-    """[tiles, QUERIES] index of each query among the tokens; padding repeats the tile's first."""
+    """[tiles, QUERIES] Index of each query among the tokens; padding repeats the tile's first query."""
     real: Tensor
-    """[tiles, QUERIES] which are not padding."""
+    """[tiles, QUERIES] False where a query is padding."""
     at: Tensor
-    """[tiles, QUERIES] their positions."""
+    """[tiles, QUERIES] Position of each query in its sequence."""
     sequence: Tensor
-    """[tiles] row of `cells`."""
+    """[tiles] Row of `cells`."""
     cells: Tensor
-    """[sequences, positions] where the keys lie; padded with 0 to whole blocks of KEYS."""
+    """[sequences, positions] Cells of the keys; padded with 0 to whole blocks of KEYS."""
 
     def only(self, some: Any) -> Tiles:
         """The tiles at the indices `some`."""
@@ -122,7 +122,7 @@ def tiles_of(starts: Tensor, counts: Tensor, cells: Tensor) -> Tiles:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, options: AttentionOptions) -> Tensor:
-    """Attention of q [tokens, heads, dim] over the cells of k, v [cells, kv_heads, dim], from position 0 in blocks."""
+    """Causal attention of q [tokens, heads, dim] to k, v [cells, kv_heads, dim], in blocks of KEYS from position 0."""
     out = q.new_empty(q.shape)
     for start in range(0, len(tiles.sequence), TILES):
         part = tiles.only(slice(start, start + TILES))
@@ -141,7 +141,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, window: int, softcap:
     last = tiles.at.amax(1)
     for first in range(0, int(last.max()) + 1, KEYS):
         seen = last >= first
-        if window:  # no query of the tile looks back that far
+        if window:  # skip tiles whose first query does not look back that far
             seen &= tiles.at[:, 0] - window < first + KEYS
         live = seen.nonzero()[:, 0]
         if len(live):
@@ -154,7 +154,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, window: int, softcap:
 def _block(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, first: int, window: int, softcap: float, out: Tensor, top: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`out` and `top` after the keys first : first + KEYS; keys a query may not see add exact zeros."""
+    """Update the flash attention state by the keys first : first + KEYS: `out`, its last column the sum of weights, and
+    the running maximum `top`. Keys that a query may not see add exact zeros."""
     n, kv_heads, lanes, dim = q.shape
     cells = tiles.cells[tiles.sequence, first : first + KEYS]
     keys, values = (x[cells].transpose(1, 2).reshape(-1, KEYS, dim) for x in (k, v))

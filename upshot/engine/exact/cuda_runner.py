@@ -1,4 +1,7 @@
-"""Steps on a GPU in exact mode: one attention kernel for prompts and new tokens, one sampling kernel for all rows."""
+"""The engine's runner for GPUs in exact mode: one attention kernel for prefill and decode, one form of sampling.
+
+`Engine` creates `ExactCudaRunner` instead of `CudaRunner` if `EngineSettings.exact` is set.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from upshot.engine.sequence import Sequence
 
 
 class ExactCudaStep(CudaStep):
-    """One step's attention; its kernels are exact by themselves."""
+    """One step's attention, outside `ExactMode`, since its kernels are batch-invariant themselves."""
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
         """Store and attend; see `AttentionStep`."""
@@ -27,10 +30,10 @@ class ExactCudaStep(CudaStep):
 
 
 class ExactCudaRunner(CudaRunner):
-    """Runs plans on one GPU; what a row gets depends on that row alone."""
+    """Executes step plans on one GPU; a row's result depends on that row alone."""
 
     def _long_runs(self, chunks: list[Chunk], blocks: np.ndarray) -> None:
-        """None: the library's sums depend on a chunk's length."""
+        """None, because the order of cuDNN's sums depends on a chunk's length."""
 
     def _prompt_step(
         self,
@@ -41,24 +44,24 @@ class ExactCudaRunner(CudaRunner):
         queries: int = exact.QUERIES,
     ) -> CudaStep:
         def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-            # Without sinks: the learner's side has none, and the first forward is compared with it.
+            # Without sinks: the learner's exact forward refuses them, and the first forward is compared with it.
             return exact.attend(q, k, v, self.cache.table, blocks, options, queries)
 
         return ExactCudaStep(self.cache, self.shape.heads, positions, cells, attend)
 
     def _decode_step(self, positions: Tensor, cells: Tensor, slots: Tensor, lengths: Tensor, launches: int) -> CudaStep:
-        """Prompts of one token: every row reads all its pages, as a shared prefix would be summed in another order."""
+        """Decode rows as prompts of one token; each reads all its pages, as sharing would change the order of sums."""
         rows = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
         blocks = torch.stack([slots, rows, torch.ones_like(rows), lengths - 1])
         return self._prompt_step(positions, cells, blocks, queries=1)
 
     def _change_batch(self, rows: list[Sequence]) -> None:
         super()._change_batch(rows)
-        # Steps differ in the number of rows only, so that each is captured once.
+        # Steps then differ in the number of rows only, so that each size is captured once.
         self.batch.launches, self.batch.cuts = 0, True
 
     def _draw(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: bool) -> Tensor:
-        """Always by the kernel that can cut: it must not matter whether a neighbour's distribution is cut."""
+        """Always with `cuts`, as its kernel differs: the result must not depend on whether another row is cut."""
         logits = exact.align(logits)
         drawn = super()._draw(logits, slots, positions, cuts=True)
         ids, bits = drawn[:, : len(logits)]

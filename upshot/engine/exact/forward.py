@@ -1,8 +1,8 @@
-"""The learner's forward in exact mode: attention, and the log-probabilities of given ids, on both sides.
+"""The learner's forward in exact mode: attention and log-probabilities, bitwise equal to the engine's.
 
-Attention is the engine's own, over the batch's keys and values instead of pages: padding must be on the right, where it
-is never looked at, because every query sees only what comes before it. Forwards compute what the engine computes; the
-backward passes are PyTorch's, on the same inputs.
+`ExactForward` is used by the learner, and by llama/select.py to check the engine's exact driver. Attention is the
+engine's own, over the batch's keys and values instead of pages. Padding must be on the right: every query sees only
+what comes before it. The backward passes are PyTorch's, on the same inputs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def pick_logprobs(logits: Tensor, ids: Tensor, temperature: Tensor, kernels: boo
 
 
 class PickedLogprobs(torch.autograd.Function):
-    """`pick_logprobs` with the gradient of the softmax."""
+    """`pick_logprobs` with the gradient of log softmax."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, ids: Any, temperature: float, kernels: bool) -> Tensor:
-        """Log-probabilities of the ids, one a row of logits [rows, vocab]."""
+        """Log-probabilities of the ids [rows], one per row of logits [rows, vocab]."""
         ctx.save_for_backward(logits, ids)
         ctx.temperature = temperature
         with _disable_current_modes():
@@ -50,7 +50,7 @@ class PickedLogprobs(torch.autograd.Function):
         logits, ids = ctx.saved_tensors
         temperature = ctx.temperature if ctx.temperature > 0 else 1.0
         out = torch.empty_like(logits)
-        for start in range(0, len(ids), 2048):  # a few rows at a time: in float32 all of them would be much memory
+        for start in range(0, len(ids), 2048):  # a few rows at a time, to bound the float32 memory
             some = slice(start, start + 2048)
             part = (logits[some].float() / temperature).softmax(-1).neg_()
             part.scatter_add_(-1, ids[some, None], torch.ones_like(part[:, :1]))
@@ -59,7 +59,7 @@ class PickedLogprobs(torch.autograd.Function):
 
 
 def attend_batch(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, kernels: bool) -> Tensor:
-    """Causal attention of [rows, heads, length, dim], computed as the engine does; [rows, length, heads, dim]."""
+    """Causal attention of [rows, heads, length, dim] as the engine computes it; returns [rows, length, heads, dim]."""
     rows, heads, length, dim = q.shape
     packed = q.transpose(1, 2).reshape(rows * length, heads, dim)
     if kernels:
@@ -82,7 +82,7 @@ def attend_batch(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, ker
 
 
 class ExactAttention(torch.autograd.Function):
-    """Exact forward, plain backward."""
+    """Attention with the engine's exact forward and PyTorch's backward."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, kernels: bool, options: AttentionOptions) -> Tensor:
@@ -103,16 +103,16 @@ class ExactAttention(torch.autograd.Function):
 
 
 class ExactForward:
-    """What a learner needs to compute what the engine reports."""
+    """Contexts and functions with which a learner computes bitwise what the engine reports."""
 
     def __init__(self, kernels: bool) -> None:
         self.kernels = kernels
-        """Use the GPU's kernels (always on a GPU; on the CPU by Triton's interpreter, for tests)."""
+        """Use the GPU's kernels (always on a GPU; on the CPU in Triton's interpreter, for tests)."""
         self._mode = ExactMode(kernels)
         plain.choose_attention_without_cudnn()
 
     def attention(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Inside: the model attends as the engine does. Keep it on for the backward pass, which may compute again."""
+        """Inside, the model attends as the engine does. Keep it on in the backward pass, which may recompute layers."""
         return attend_by(self._attend, configs_of(causal_lm(model)))
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
@@ -121,11 +121,11 @@ class ExactForward:
         return ExactAttention.apply(q, k, v, self.kernels, options)  # type: ignore[no-any-return]
 
     def operations(self) -> AbstractContextManager[Any]:
-        """Inside: operations in their exact forms. For the forward pass only."""
+        """Inside, operations have their exact forms; for the forward pass only."""
         return self._mode
 
     def token_logprobs(self, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        """Log-probability of every token given those before it [rows, length]; position 0 gets 0."""
+        """Log-probability [rows, length] of every token given those before it; 0 at position 0."""
         wanted = ids.roll(-1, 1)
         picked = PickedLogprobs.apply(logits.flatten(0, 1), wanted.flatten(), temperature, self.kernels).view(ids.shape)
         return torch.nn.functional.pad(picked[:, :-1], (1, 0))

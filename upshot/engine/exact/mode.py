@@ -1,8 +1,8 @@
-"""Which operation gets which form in exact mode: a mode at PyTorch's dispatcher, below autograd.
+"""`ExactMode`, a PyTorch dispatch mode that replaces operations by batch-invariant forms. See exact/__init__.py.
 
-It sees every operation of a forward, however the model's code is written, and leaves the graph for the backward pass
-as it is. Operations that only move data or round once per element pass. What is neither known nor given a form here is
-refused by name: better no exact mode than one that is not.
+It works below autograd, so it sees every operation of a forward however the model's code is written, and the graph for
+the backward pass stays as it is. Operations that only move data or round once per element run unchanged. An operation
+that is neither known nor has a form here is refused by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOVES = _names(
     split_with_sizes squeeze stack t to topk transpose tril triu type_as unbind unsqueeze view view_as zeros zeros_like
     """
 )
-"""Move, compare or convert; no sum, no rounding that depends on the neighbours."""
+"""Move, compare or convert: no sums, and no rounding that depends on other elements."""
 ROUND_ONCE = _names(
     """
     __and__ __or__ abs add add_ bitwise_and bitwise_not bitwise_or ceil clamp clamp_ clamp_max clamp_min div div_ eq
@@ -41,15 +41,15 @@ ROUND_ONCE = _names(
     relu round rsub sign sqrt square sub sub_ where
     """
 )
-"""Elementwise by IEEE arithmetic: vector and scalar code round alike."""
+"""Elementwise IEEE arithmetic, which vector and scalar code round alike."""
 BY_ROW = _names("_softmax _log_softmax cumsum mean sum native_layer_norm _fused_rms_norm")
 """Sums over the last dimension."""
 DECOMPOSED = _names("matmul layer_norm rms_norm softmax log_softmax dropout einsum")
-"""Arrive as one operation in inference mode, else in parts."""
+"""Arrive as one operation in inference mode, and decomposed otherwise."""
 
 
 class ExactMode(TorchDispatchMode):
-    """Inside: each row's result depends on that row alone."""
+    """Inside, each row's result depends on that row alone."""
 
     def __init__(self, kernels: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ExactMode(TorchDispatchMode):
         return blocks.product(a, b, bias)
 
     def _form(self, func: Any) -> Callable[..., Any]:
-        """The form of an operation: looked up once."""
+        """The exact form of an operation; called once per operation."""
         name = func.overloadpacket.__name__
         form: Callable[..., Any] | None = getattr(self, f"_op_{name.strip('_')}", None)
         if form is not None:
@@ -87,7 +87,7 @@ class ExactMode(TorchDispatchMode):
         if name in MOVES or name in ROUND_ONCE or func.is_view:
             return func  # type: ignore[no-any-return]
         if torch.Tag.pointwise in func.tags:
-            # On a GPU an element is computed by the same code wherever it stands.
+            # On a GPU all elements are computed by the same code.
             return func if self.kernels and torch.cuda.is_available() else partial(self._elements, func)
         return partial(self._other, func)
 
@@ -106,7 +106,7 @@ class ExactMode(TorchDispatchMode):
         return out.view(*x.shape[:-1], len(weight))
 
     def _op_bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        if a.shape[2] == 1:  # the angles of rotary embeddings: one product, no sum
+        if a.shape[2] == 1:  # the angles of rotary embeddings: products without sums
             return a * b
         return torch.stack([self.product(x, y) for x, y in zip(a, b, strict=True)])
 
@@ -158,7 +158,7 @@ class ExactMode(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
 
     def _other(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Whole numbers are exact anyway; anything else must have a form."""
+        """Operations on integers are exact anyway; others are refused."""
         flat = torch.utils._pytree.tree_leaves((args, kwargs))
         if any(isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in flat):
             raise self._refusal(func)

@@ -1,4 +1,4 @@
-"""The engine in exact mode: the model's own forward in exact operations; on the CPU also its attention."""
+"""The engine's driver in exact mode, for both runners, and the attention of a step on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upshot.engine.llama.shape import Shape
 
 
 class ExactDriver(ModuleDriver):
-    """Calls the model itself, with our attention function, in exact operations."""
+    """Calls the model itself inside `ExactMode`, with our attention function."""
 
     def __init__(self, model: torch.nn.Module, shape: Shape, kernels: bool) -> None:
         super().__init__(model, shape)
@@ -32,7 +32,7 @@ class ExactDriver(ModuleDriver):
 
 
 class ExactStep:
-    """Packed spans of sequences on the CPU: prompts and single new tokens alike."""
+    """The attention of a step on the CPU, over packed spans of sequences: prefill chunks and decode rows alike."""
 
     def __init__(self, store: Store, spans: list[Span]) -> None:
         self.store = store
@@ -43,7 +43,7 @@ class ExactStep:
         self.tiles = blocks.tiles_of(starts, stops - starts, table)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-        """Store and attend; see `AttentionStep`. Sinks have no exact form: the learner's side says so before."""
+        """Store and attend; see `AttentionStep`. Sinks have no exact form; the learner's side refuses them before."""
         assert options.sinks is None
         with _disable_current_modes():
             self.store.write(layer, self.cells, k, v)

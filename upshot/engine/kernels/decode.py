@@ -1,14 +1,15 @@
-"""Attention of one new token a sequence over paged keys and values (GQA, split-K, shared prefixes read once).
+"""Decode attention over the paged KV cache: one new token per row, GQA, split-K, shared prefixes read once.
 
-Cache layout of a layer: [pages, kv_heads, page_size, dim]. The query heads of one key head are the rows of a tile,
-padded to 16 for the matrix units: one new token has too few rows for them otherwise, and the pages, whose reading takes
-the time, are read once for all heads of a group. What is read for whom is a plan (decode_plan.py). Two kernels (and a
-third in decode_fused.py for rows that share nothing and are read whole):
-- `_read`: each program one piece of a context and one key head, for all rows that share the piece. In 16 bits
-  it runs in two sizes side by side: with as many rows as the least tile holds, and with up to MEMBERS; in 8 bits in
-  the first;
-- `_merge`: combines the parts of each row (but an only part is the result, which `_read` writes itself); for a product
-  in 8 bits it quantizes all rows.
+cuda/runner.py calls `decode_attention`. Cache layout of a layer: [pages, kv_heads, page_size, dim]. Time is spent on
+reading pages, so each page is read once for all query heads of a key head (a group): these form the rows of a tile,
+padded to 16 for the matrix units. decode_plan.py cuts contexts into pieces and says which rows share each. Kernels:
+
+- `_read`: each program computes one piece for one key head and all rows that share the piece. In 16 bits it is launched
+  twice side by side, for small tiles (as many rows as fit into 16 lanes) and large ones (up to MEMBERS rows); in 8 bits
+  for small ones only.
+- `_merge`: merges the partial results of each row. A row with a single part needs no merging: `_read` writes its
+  result. If a product in 8 bits follows, `_merge` also quantizes all rows.
+- decode_fused.py has a third kernel, for steps whose rows share nothing and are read whole.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from upshot.engine.kernels.launch import processors, shared_memory
 from upshot.engine.kernels.plain import AttentionOptions
 
 MEMBERS = 16
-"""Rows that one program serves at most."""
+"""Rows per program at most."""
 MOST_TILE_BYTES = 1 << 16
-"""Queries of those rows; with more, keys and values would not fit beside them."""
+"""Shared memory for a tile's queries: 64 KiB; with more, there is no room for keys and values."""
 
 
 @triton.jit
 def find_pages(table_row, start, within, stop, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The page of each of BLOCK_N positions from `start` on, and where in it; none behind `stop` is looked up.
+    """The pages of the positions start + within [BLOCK_N], and their offsets in them; page 0 from `stop` on.
 
-    Blocks begin where pages begin, unless pages are the larger ones: the compiler is told, and loads what lies side by
-    side at once.
+    If BLOCK_N is a multiple of PAGE, blocks begin at page boundaries (all callers see to that); `max_constancy` tells
+    the compiler, so that it loads neighbouring cells together.
     """
     offs = start + within
     if BLOCK_N % PAGE == 0:
@@ -59,9 +60,9 @@ def _load_page(
     KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     EIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of the BLOCK_N ids from `start` on; those from `hi` on count for nothing, whatever they are.
+    """Keys and values [BLOCK_N, WIDTH] from position `start` on; entries from `hi` on are finite, otherwise arbitrary.
 
-    With BLOCK_N == PAGE the page is one scalar and its keys lie side by side: such loads run ahead of the loop.
+    If BLOCK_N == PAGE, the page number is a scalar and its cells are contiguous, which allows the compiler to prefetch.
     """
     dims = tl.arange(0, WIDTH)
     within = tl.arange(0, BLOCK_N)
@@ -76,7 +77,8 @@ def _load_page(
     if WIDTH > D:
         there = there & (dims < D)[None, :]
     if EIGHT:
-        # The whole page, in loads of 16 bytes: every cell holds a number, and those behind the end have weight 0.
+        # The whole page, in loads of 16 bytes: every cell holds a finite number (kv8.py), and those behind the end get
+        # weight 0.
         at = value_place(page, head, inside, dims[:, None], KV_HEADS, D, PAGE)
         if WIDTH > D:
             k = tl.load(k_ptr + cell[:, None] + dims[None, :], mask=(dims < D)[None, :], other=0.0)
@@ -95,11 +97,11 @@ def _load_page(
 def _score(
     q, k, start, hi, first, scale, softcap, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr
 ):  # fmt: skip
-    """Scores of the tile q with these keys, in units of log 2; -inf where a row does not see the key."""
+    """Scores [TILE, BLOCK_N] of q with these keys, in units of log 2; -inf where a row does not see the key."""
     LOG2E: tl.constexpr = 1.4426950408889634
-    s = tl.dot(q, tl.trans(k), input_precision="ieee")  # float32 stays float32: greedy ids are the model's own
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")  # no TF32: greedy ids must be the model's own
     if SOFTCAP:
-        # tanh from exp: libdevice's is not there in the interpreter
+        # tanh by exp: the interpreter does not have libdevice's
         e = tl.exp(2.0 * s * scale / softcap)
         s = softcap * LOG2E * (1.0 - 2.0 / (e + 1.0))
     else:
@@ -117,17 +119,18 @@ def attend(
     KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     PAIR: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Flash attention of the tile q over lo:hi of the pages in `table_row`; with WINDOW, a row sees its `first` on.
+    """Flash attention of the tile q [TILE, WIDTH] over positions lo:hi of the pages in `table_row`.
 
-    `m` is in units of log 2. WIDTH is D, or the next power of two where D is none, at least 16. EIGHT: keys and values
-    are in 8 bits (kv8.py) and become float16, which holds them exactly. PAIR: two blocks a turn, whose products do not
-    wait for each other, with one maximum and one rescaling for both.
+    Updates acc [TILE, WIDTH], the running maximum m (in units of log 2) and the sum of weights z. WINDOW: a row sees
+    positions from its `first` on. WIDTH: D rounded up to a power of two, at least 16. EIGHT: keys and values are in 8
+    bits (kv8.py) and become float16, which represents them exactly. PAIR: two blocks per iteration, whose products do
+    not wait for each other, with one maximum and one rescaling for both.
     """
     if EIGHT:
         q = q.to(tl.float16)
-        acc = acc * VALUE_FACTOR  # as the values lie in the pages
+        acc = acc * VALUE_FACTOR  # values in the pages have this factor
     for start in tl.range(lo, hi, 2 * BLOCK_N if PAIR else BLOCK_N, num_stages=STAGES):
-        # All loads before the first product: a step waits for memory, not for arithmetic.
+        # All loads before the first product, since memory is the bottleneck.
         k, v = _load_page(k_ptr, v_ptr, table_row, start, hi, head, KV_HEADS, D, WIDTH, PAGE, BLOCK_N, EIGHT)
         if PAIR:
             second = start + BLOCK_N
@@ -137,7 +140,7 @@ def attend(
         if PAIR:
             s2 = _score(q, k2, second, hi, first, scale, softcap, BLOCK_N, WINDOW, SOFTCAP)
             top = tl.maximum(s, s2)
-        # The running maximum begins at -1e30, not at -inf: where a row sees nothing, -inf - -inf would be no number.
+        # m starts at -1e30, not at -inf: where a row sees nothing, -inf - -inf would be NaN.
         m_new = tl.maximum(m, tl.max(top, 1))
         p = tl.exp2(s - m_new[:, None])
         total = p
@@ -157,10 +160,10 @@ def attend(
 
 @triton.jit
 def add_sinks(z, m, sinks_ptr, heads, real):
-    """The sum with the weight of each head's sink in it, a key without a value."""
+    """Add the weight of each head's sink (a key without a value) to the sum of weights z."""
     LOG2E: tl.constexpr = 1.4426950408889634
     sinks = tl.load(sinks_ptr + heads, mask=real, other=float("-inf")).to(tl.float32) * LOG2E
-    return z + tl.exp2(tl.minimum(sinks - m, 126.0))  # beyond that nothing is left of the values anyway
+    return z + tl.exp2(tl.minimum(sinks - m, 126.0))  # no overflow; the values' share is 0 then anyway
 
 
 @triton.jit
@@ -172,11 +175,12 @@ def _read(
     PAIR: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EIGHT: tl.constexpr, STAGES: tl.constexpr,
     OPEN: tl.constexpr,
 ):  # fmt: skip
+    """One piece for one key head; `pieces_ptr` and `rows_ptr` are the tables of `decode_plan.Reads`."""
     head = tl.program_id(0)
     piece = pieces_ptr + tl.program_id(1) * (3 + MEMBERS)
     lo = tl.load(piece)
     end = tl.load(piece + 1)
-    if end > 0:  # a captured step has room for more pieces than there are now
+    if end > 0:  # otherwise it is padding of a CUDA graph's table
         leader = tl.load(piece + 3)
         slot = tl.load(slots_ptr + leader).to(tl.int64)
         hi = tl.minimum(end, tl.load(lengths_ptr + leader))
@@ -188,7 +192,7 @@ def _read(
         first = lanes
         if WINDOW:
             first = tl.load(lengths_ptr + row) - window
-            # Nothing before the earliest window of these rows is read; back to where its page begins, as blocks do.
+            # Skip what is before the earliest window of these rows; blocks begin at page boundaries.
             lo = tl.maximum(lo, tl.min(tl.where(real, first, 1 << 30), 0)) // PAGE * PAGE
         own_head = head * GROUP + lanes % GROUP
         query = row * HEADS + own_head
@@ -203,10 +207,10 @@ def _read(
             q, acc, m, z, k_ptr, v_ptr, table_ptr + slot * table_stride, head, lo, hi, first, scale, softcap,
             KV_HEADS, D, WIDTH, PAGE, BLOCK_N, PAIR, WINDOW, SOFTCAP, EIGHT, STAGES,
         )  # fmt: skip
-        if SINKS:  # once a row, and where no window leaves the piece empty
+        if SINKS:  # once per row: in its last piece, which no window leaves empty
             z = tl.where(end == OPEN, add_sinks(z, m, sinks_ptr, own_head, real), z)
         value = acc / tl.where(z > 0, z, 1.0)[:, None]
-        alone = tl.load(rows_ptr + row * 2 + 1) == 1  # an only part is the result, and is not merged
+        alone = tl.load(rows_ptr + row * 2 + 1) == 1  # its only part: write the result, there is no merging
         tl.store(
             out_ptr + query[:, None] * D + dims[None, :],
             value.to(out_ptr.dtype.element_ty),
@@ -214,7 +218,7 @@ def _read(
         )
         part = (tl.load(rows_ptr + row * 2) + tl.load(piece + 2)).to(tl.int64) * HEADS + own_head
         tl.store(parts_ptr + part[:, None] * D + dims[None, :], value, mask=there & (alone == 0)[:, None])
-        # What `_merge` weighs this part by: a part's value is divided by its own sum already.
+        # Parts are divided by their own sums already; `_merge` weights them by these log-sum-exps (in log 2).
         sums = tl.where(z > 0, m + tl.log2(tl.maximum(z, 1e-30)), -1e30)
         tl.store(sums_ptr + part, sums, mask=real & (alone == 0))
 
@@ -225,10 +229,11 @@ def _merge(
     HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, HEAD_TILE: tl.constexpr,
     NARROW: tl.constexpr,
 ):  # fmt: skip
+    """Merge the parts of one row, for HEAD_TILE heads; NARROW: also quantize it, for all heads."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.load(rows_ptr + row * 2).to(tl.int64)
     count = tl.load(rows_ptr + row * 2 + 1)
-    if NARROW or count != 1:  # a row of nobody has none
+    if NARROW or count != 1:  # padding rows have 0 parts and get zeros
         heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
         dims = tl.arange(0, WIDTH)
         real = heads < HEADS
@@ -237,8 +242,7 @@ def _merge(
         acc = tl.zeros([HEAD_TILE, WIDTH], dtype=tl.float32)
         for start in range(0, tl.where(count == 1, 0, count), PARTS):
             at = (first + start) * HEADS + heads
-            read = start + tl.zeros_like(heads)  # as a vector: the interpreter makes no mask of a number
-            # Each part is relative to its own sum; the largest of them makes them comparable.
+            read = start + tl.zeros_like(heads)  # as a vector, since the interpreter cannot mask by a scalar
             new = top
             for part in tl.static_range(PARTS):
                 live = real & (read + part < count)
@@ -263,7 +267,7 @@ def _merge(
         out = acc / tl.where(total > 0, total, 1.0)[:, None]
         cells = heads[:, None] * D + dims[None, :]
         if NARROW:
-            ready = inside & (count + tl.zeros_like(heads) == 1)[:, None]  # `_read` wrote it, and there are no parts
+            ready = inside & (count + tl.zeros_like(heads) == 1)[:, None]  # its only part, written by `_read`
             out += tl.load(out_ptr + row * HEADS * D + cells, mask=ready, other=0.0).to(tl.float32)
             store_row(out, row, cells, inside, narrow_ptr, scale_ptr, HEADS * D)
         else:
@@ -271,8 +275,8 @@ def _merge(
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream beside the current one. Each has its own: what one engine's kernels leave there for the current
-    stream to read would else be given to another engine's before it is read."""
+    """A second stream for the current one. Not shared between streams of several engines: the allocator might give
+    memory that one engine's side stream has written, and its main stream not yet read, to another engine."""
     return _beside_stream(device, torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -283,7 +287,7 @@ def _beside_stream(device: torch.device, current: int) -> torch.cuda.Stream:
 
 @contextmanager
 def _on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Launch on another stream, after what the current one has so far."""
+    """Launch on another stream, after everything launched on the current one so far; None: on the current one."""
     if stream is None:
         yield
         return
@@ -294,27 +298,28 @@ def _on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The tables of `decode_plan.Reads` on the device; unused pieces are empty."""
+    """The tables of `decode_plan.Reads` on the device, padded with zeros."""
 
     narrow: Tensor
     wide: Tensor | None
+    """None: no large tiles."""
     rows: Tensor
-    """[rows, 2] Each row's first part, and how many it has."""
+    """[rows, 2] Index of each row's first part, and how many it has."""
     parts: int
-    """Room for parts; 0: no row has more than one."""
+    """The size of the buffer of parts; 0: no row has more than one part."""
 
 
 def tiles_for(
     heads: int, kv_heads: int, dim: int, queries: torch.dtype, eight: bool, device: torch.device
 ) -> DecodeTiles:
-    """How many rows a program serves, and how many keep the GPU busy; `eight`: keys and values are in 8 bits.
+    """How many rows a program serves, and how many programs fill the GPU; `eight`: keys and values are in 8 bits.
 
-    Loads of the least tiles run further ahead. So they are faster for few rows, and always in 8 bits, where a second
-    look at a page costs little (docs/dev/performance-2026-11.md, "Large tiles").
+    Small tiles prefetch further. So they are faster for few rows, and always in 8 bits, where reading a page twice
+    costs little (docs/dev/performance-2026-11.md, "Large tiles").
     """
     group, width = heads // kv_heads, triton.next_power_of_2(dim) * queries.itemsize
     narrow, wide = max(1, 16 // group), MEMBERS
-    # A tile is held once and a quarter of it again, beside two blocks of keys.
+    # Shared memory holds a tile one and a quarter times, and two blocks of keys.
     most = min(MOST_TILE_BYTES, (shared_memory(device) - 2 * WIDE.block * width) * 4 // 5)
     while wide and triton.next_power_of_2(wide * group) * width > most:
         wide //= 2
@@ -325,8 +330,7 @@ def tiles_for(
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a program walks its keys: how many in a block, two blocks a turn or one, by how many warps, loads how far
-    ahead."""
+    """How a program iterates over keys: keys per block, whether two blocks per iteration, warps, pipeline stages."""
 
     block: int
     pair: bool
@@ -335,20 +339,20 @@ class Tuning:
 
 
 WIDE = Tuning(64, False, 4, 2)
-"""How a program with a large tile walks its keys."""
+"""For programs with a large tile."""
 
 
 def tune(programs: int, k: Tensor) -> Tuning:
-    """By one warp. In 16 bits one page at a time, eight loads ahead if that does not leave the last wave of programs
-    emptier, else six; in 8 bits two pages at a time, for the wait is for arithmetic, six ahead.
+    """For programs with a small tile: one warp. In 16 bits one page per iteration, with eight stages if that does not
+    leave the last wave of programs emptier, else six. In 8 bits two pages, since arithmetic is the bottleneck, and six.
 
-    No `programs`: pieces of a plan.
+    `programs`: 0 for pieces of a plan.
     """
     page, dim = k.shape[2], triton.next_power_of_2(k.shape[3])
     block = page if page >= 16 else 16
 
     def filled(stages: int) -> float:
-        """How much of the last wave of programs there is, by the shared memory that loads under way take."""
+        """The share of all waves of programs that is used, by the shared memory that the stages take."""
         each = block * dim * k.element_size() * (stages - 1) + 1024
         waves = programs / (processors(k.device) * max(1, min(32, shared_memory(k.device) // each)))
         return waves / max(1.0, -(-waves // 1))
@@ -369,14 +373,17 @@ def decode_attention(
     plan: DecodePlan,
     narrow: bool = False,
 ) -> Tensor | ScaledRows:
-    """Attention of q [rows, heads, dim], whose keys and values are stored already, over each row's pages; `narrow`: in
-    8 bits [rows, heads × dim] if parts are merged, where it costs nothing."""
+    """Attention of q [rows, heads, dim] over each row's pages, where its own key and value are stored already.
+
+    k, v: [pages, kv_heads, page_size, dim]. `table` [slots, columns]: pages. `slots`, `lengths` [rows]. `narrow`: the
+    result is wanted in 8 bits, [rows, heads × dim], which it is only if parts are merged, where it costs nothing.
+    """
     rows, heads, dim = q.shape
     kv_heads, page = k.shape[1], k.shape[2]
-    group, width = heads // kv_heads, max(16, triton.next_power_of_2(dim))  # a product is at least 16 deep
+    group, width = heads // kv_heads, max(16, triton.next_power_of_2(dim))  # a matrix product is at least 16 deep
     scale, window, softcap, sinks, _ = options
     out = torch.empty_like(q)
-    # Where keys and values are rounded to 8 bits, 16 are enough for a part.
+    # Partial results in float32; in 16 bits if keys and values have only 8.
     kind = q.dtype if in_8_bits(k) else torch.float32
     parts = torch.empty(plan.parts, heads, dim, dtype=kind, device=q.device)
     sums = torch.empty(plan.parts, heads, dtype=torch.float32, device=q.device)
@@ -393,7 +400,7 @@ def decode_attention(
 
     side = _side_stream(q.device) if plan.wide is not None and q.is_cuda else None
     if plan.wide is not None:
-        # Beside the others, not before them: few programs, long waits. In a captured step this is a parallel branch.
+        # Concurrently with the small tiles, since these programs are few and wait long. In a graph, a parallel branch.
         with _on_stream(side):
             read(plan.wide, WIDE)
     read(plan.narrow, tune(0 if plan.parts else kv_heads * rows, k))
@@ -401,7 +408,7 @@ def decode_attention(
         torch.cuda.current_stream().wait_stream(side)
     if not plan.parts:
         return out
-    # A row has one scale: the program that quantizes it holds all of its heads.
+    # A quantized row has one scale, so one program needs all of its heads.
     most = triton.next_power_of_2(heads)
     some, warps = (most, min(16, max(4, most // 2))) if narrow else (min(8, most), 4)
     small = empty_rows8(rows, heads * dim, q.device) if narrow else ScaledRows(out, sums)

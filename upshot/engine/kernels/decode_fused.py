@@ -1,9 +1,9 @@
 """Decode attention straight from the qkv product: one kernel rotates, stores the new key and value, and attends.
 
-For rows that share nothing and are read whole, and heads that `can_fuse` takes: each program serves one sequence and
-one key head, so it alone needs the new key. With pieces several programs would wait for the one that stores it; those
-steps rotate and store first (rotary.rotate_store). It rounds where rotate_store rounds, so a sequence may go from one
-to the other.
+For decode steps without a plan (rows share nothing and are read whole), and heads that `can_fuse` takes: each program
+computes one row and one key head, so no other program needs the new key. With pieces, other programs would have to wait
+for it; those steps rotate and store first (rotary.rotate_store), then call decode.py. Both round alike, so a sequence
+may alternate between them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from upshot.engine.kernels.rotary import load_scaled, scale_heads
 def _rotate_rows(
     x_ptr, factor, at, live, weight_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr, FORM: tl.constexpr
 ):  # fmt: skip
-    """Rows of the product at `at` (normed if NORM), rotated."""
+    """The heads of the qkv product at offsets `at`, normed if NORM, rotated."""
     HALF: tl.constexpr = D // 2
     dims = tl.arange(0, D)
-    # The other half of each head is loaded again, from the cache: the product with the keys wants heads whole, and two
-    # halves that were rotated apart would have to be put together first.
+    # The other half of each head is loaded again (from the L1 cache): attention needs whole heads, and joining two
+    # halves that were rotated separately would cost more.
     others = (dims + HALF) % D
     dtype = x_ptr.dtype.element_ty
     x = load_scaled(x_ptr, at + dims[None, :], live, factor, dtype).to(tl.float32)
@@ -74,7 +74,7 @@ def _fused_rows(
     v_new = load_scaled(qkv_ptr, v_at, v_at >= 0, factor, qkv_ptr.dtype.element_ty)
     own_page = tl.load(table_row + position // PAGE).to(tl.int64)
     own_cell = ((own_page * KV_HEADS + head) * PAGE + position % PAGE) * D + dims[None, :]
-    if EIGHT:  # attended to as rounded: the next step reads them so
+    if EIGHT:  # attend to the rounded ones, as the next steps will
         k_8, v_8 = to_8_bits(k_new, KEY_FACTOR), to_8_bits(v_new, VALUE_FACTOR)
         tl.store(k_ptr + own_cell, k_8)
         tl.store(v_ptr + value_place(own_page, head, position % PAGE, dims[None, :], KV_HEADS, D, PAGE), v_8)
@@ -82,8 +82,8 @@ def _fused_rows(
     else:
         tl.store(k_ptr + own_cell, k_new)
         tl.store(v_ptr + own_cell, v_new)
-    # The new key is attended to from registers, the others from the pages: no barrier between its store and a load.
-    # So the running maximum begins with its score, the sum with 1 and the result with its value.
+    # The new key is used from registers, the others from pages, so no barrier is needed between its store and a load.
+    # The running maximum starts with its score, the sum of weights with 1, the result with its value.
     m = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1)
     if SOFTCAP:
         m = softcap * LOG2E * (1.0 - 2.0 / (tl.exp(2.0 * m * scale / softcap) + 1.0))
@@ -106,7 +106,7 @@ def _fused_rows(
 
 
 def can_fuse(dim: int, cos: Tensor, norms: HeadNorms | None) -> bool:
-    """Whether one kernel can do it: heads of 16, 32, 64 …, rotated whole, each with a norm of its own or none."""
+    """Whether the fused kernel takes these heads: 16, 32, 64 … wide, rotated whole, with norms per head or none."""
     return dim >= 16 and dim.bit_count() == 1 and 2 * cos.shape[1] == dim and (norms is None or len(norms.q) == dim)
 
 
@@ -123,7 +123,7 @@ def fused_decode_attention(
     options: AttentionOptions,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Attention [rows, heads, dim] of each row's new token (the last of its `lengths`), from its unrotated qkv."""
+    """Attention [rows, heads, dim] of each row's new token (position length - 1), from the joined qkv product."""
     qkv, factor, scaled = parts_of(product)
     rows, (scale, window, softcap, sinks, _) = qkv.shape[0], options
     kv_heads, page, dim = k.shape[1:]

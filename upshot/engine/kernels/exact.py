@@ -1,10 +1,9 @@
-"""Kernels whose result for a row depends on that row alone: not on how many rows there are, nor on which one it is.
+"""Batch-invariant kernels for exact mode on a GPU (exact/): a row's result depends on that row alone.
 
-Each keeps one tile, one order of summation and one compiled form per model: what varies from batch to batch (rows,
-page sizes, strides) is not a compile-time constant and is not specialised on, because another compiled form may round
-elsewhere. No split-K, no merging, no second loop for the blocks that need no mask: what decode.py and prefill.py do for
-speed is another order of summation for another batch. Engine and learner launch the same compiled forms, so they agree
-bit for bit.
+Each kernel has one tile size, one order of summation and one compiled form per model. What varies from batch to batch
+(rows, page sizes, strides) is neither a constexpr nor specialised on, because another compiled form may round
+differently. There is no split-K, no merging and no second loop for blocks without a mask: with these, the order of
+summation would depend on the batch. Engine and learner launch the same compiled forms, so they agree bit for bit.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from torch import Tensor
 from upshot.engine.kernels.plain import AttentionOptions
 
 QUERIES = 64
-"""Most queries in one entry of `blocks`, as in cuda_steps.PREFILL_BLOCK."""
+"""Queries per block at most, as cuda.steps.PREFILL_BLOCK."""
 
 
 def align(x: Tensor) -> Tensor:
-    """Contiguous at an address divisible by 16, which compiled forms are specialised on."""
+    """x, contiguous and at a multiple of 16 bytes, which compiled forms are specialised on."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
@@ -32,7 +31,7 @@ def _product(
     N: tl.constexpr, K: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_N: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    # Neighbouring programs work on the same few row tiles, so that these stay in the cache.
+    # Neighbouring programs compute the same few row tiles, so that these stay in the L2 cache.
     tiles_n = tl.cdiv(N, BLOCK_N)
     first = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
     size = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP_M)
@@ -65,7 +64,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     out = torch.empty(m, n, dtype=a.dtype, device=a.device)
     if m == 0:
         return out
-    narrow = a.dtype == torch.float32  # twice the bytes: half the tile
+    narrow = a.dtype == torch.float32  # elements of twice the size: half the tile
     block_n = 64 if narrow or n <= 1024 else 128
     block_k = 32 if narrow else 64
     _product[(triton.cdiv(m, 64) * triton.cdiv(n, block_n),)](
@@ -137,9 +136,9 @@ def _attend(
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
     BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries × the heads of one key head, over all keys from position 0 in blocks of BLOCK_N.
+    """A tile of queries × the query heads of one key head, over all keys from position 0 on in blocks of BLOCK_N.
 
-    Keys that a row may not see add exact zeros, so it does not matter which rows it shares the tile with.
+    Keys that a row may not see add exact zeros, so it does not matter which other rows are in the tile.
     """
     kv_head = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -169,7 +168,7 @@ def _attend(
         live = offs < stop
         page = tl.load(table_ptr + slot * table_stride + offs // page_size, mask=live, other=0).to(tl.int64)
         inside = (offs % page_size).to(tl.int64)
-        # Strides are counted in heads' widths, so that the compiler knows the rows to be aligned.
+        # Strides are multiples of D, so that the compiler knows that rows are aligned.
         k_at = (page * k_page + kv_head * k_head + inside * k_token) * D
         v_at = (page * v_page + kv_head * v_head + inside * v_token) * D
         k = tl.load(k_ptr + k_at[:, None] + dims[None, :], mask=live[:, None] & wide, other=0.0)
@@ -205,7 +204,7 @@ def attend(
     group = heads // kv_heads
     tile = max(32 if q.dtype == torch.float32 else 64, triton.next_power_of_2(group))
     padded = max(16, triton.next_power_of_2(dim))
-    # Read where they lie only if rows are aligned and whole: strides are counted in heads' widths.
+    # Copy keys or values unless they are aligned and their strides are multiples of D.
     odd = [x.data_ptr() % 16 or x.stride(3) != 1 or any(stride % dim for stride in x.stride()[:3]) for x in (k, v)]
     k, v = (x.contiguous().clone() if is_odd else x for x, is_odd in zip((k, v), odd, strict=True))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

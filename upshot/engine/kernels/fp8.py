@@ -1,13 +1,12 @@
-"""Products in 8 bits: E4M3 weights with one scale, activations with a scale for each token.
+"""Matrix products in 8 bits: E4M3 weights with one scale, activations with one scale per token (llama/eight_bit.py).
 
-`norm.add_norm` and `gate.gate` quantize what they write, and so does `decode.decode_attention` where it merges parts.
-`quantize` does it for every other input, `quantize_weight` for weights, with a low-rank adapter in them if any.
+`norm.add_norm`, `gate.gate` and `decode.decode_attention` (where it merges parts) quantize what they write; `quantize`
+is for other activations, `quantize_weight` for weights, with a low-rank adapter merged if there is one.
 
-`product` calls the library for many rows. With a scale for each token the library's product is up to a third slower, so
-those scales are left out, and the kernel that reads the result multiplies by them: `norm.add_norm`, `gate.gate`,
-`rotary.rotate_store` and `decode_fused`. With few rows, reading the weights takes all the time. `_product` reads them
-at the memory's bandwidth and splits the sum into parts if one wave of programs would leave half of the GPU idle. Its
-tiles are loaded by the tensor memory accelerator (Hopper and later).
+`product` of many rows is PyTorch's. With a scale per token it is up to a third slower than without, so these scales are
+left out, and the kernels that read the result multiply by them: `norm.add_norm`, `gate.gate`, `rotary.rotate_store` and
+`decode_fused`. With few rows, the time is that of reading the weights. `_product` does this at the memory's speed, with
+split-K where one wave of programs would leave the GPU half idle. It loads tiles by TMA (Hopper and later).
 """
 
 from __future__ import annotations
@@ -28,36 +27,37 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = tl.constexpr(448.0)
 """The largest number of the format."""
 LEAST = tl.constexpr(1e-12)
-"""A row of zeros has a scale, too."""
+"""The largest absolute value of a row counts as at least this, so that a row of zeros does not divide by zero."""
 MOST_RANK = 128
-"""Of an adapter that is merged on the way."""
+"""The largest rank of an adapter that `quantize_weight` merges."""
 MOST_TILED = 32
-"""Rows up to which our own product is faster than the library's."""
+"""Up to this many rows, our own product is faster than PyTorch's."""
 MOST_UNSCALED = 1024
-"""Rows of a product; of more, the library scales them as fast as not."""
+"""Up to this many rows, PyTorch's product is faster without scales per token."""
 
 
 class ScaledRows(NamedTuple):
-    """Rows of numbers [rows, n], in 8 bits or a product of such rows, and what each row is to be multiplied by; of a
-    weight one number for all rows."""
+    """Rows that still have to be multiplied by their scales: quantized activations, a product of such, or a weight."""
 
     values: Tensor
+    """[rows, n], in 8 bits or, for a product, in the model's dtype."""
     scale: Tensor
+    """[rows]; of a weight [1]."""
 
 
 def parts_of(x: Tensor | ScaledRows) -> tuple[Tensor, Tensor, bool]:
-    """For a kernel: numbers, what rows are to be multiplied by, and whether they are."""
+    """Arguments of a kernel: values, scales, and whether there are scales."""
     return (*x, True) if isinstance(x, ScaledRows) else (x, x, False)
 
 
 def empty_rows8(rows: int, n: int, device: torch.device) -> ScaledRows:
-    """Room for rows."""
+    """Uninitialised rows in 8 bits."""
     return ScaledRows(torch.empty(rows, n, dtype=E4M3, device=device), torch.empty(rows, device=device))
 
 
 @triton.jit
 def store_row(x, row, cols, live, out_ptr, scale_ptr, N: tl.constexpr):
-    """Quantize a whole row of float32 numbers, in a tile of any shape, by its largest."""
+    """Quantize and store a whole row of float32 numbers, a tile of any shape, by its largest absolute value."""
     step = tl.maximum(tl.max(tl.abs(x)), LEAST) / LARGEST
     tl.store(out_ptr + row * N + cols, (x * (1.0 / step)).to(out_ptr.dtype.element_ty), mask=live)
     tl.store(scale_ptr + row, step)
@@ -76,12 +76,12 @@ _launch_quantize = Launcher(_quantize)
 
 
 def row_warps(block: int) -> int:
-    """Warps of a program that holds a row of this many numbers."""
+    """Warps for a program that holds a row of `block` numbers."""
     return 4 if block < 2048 else 8 if block < 8192 else 16
 
 
 def quantize(x: Tensor, out: ScaledRows | None = None) -> ScaledRows:
-    """Rows in 8 bits."""
+    """x [rows, n] in 8 bits with a scale per row."""
     rows, n = x.shape
     out = empty_rows8(rows, n, x.device) if out is None else out
     block = triton.next_power_of_2(n)
@@ -95,7 +95,8 @@ def _quantize_weight(
     N: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WRITE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of W + alpha × up × down: into the scale what their largest number needs, or (WRITE) by the scale."""
+    """For rows of W + alpha × up × down: raise the scale to what their largest number needs, or (WRITE) write them
+    quantized by the scale."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_N)
     here = (row < rows)[:, None]
@@ -127,8 +128,8 @@ _launch_weight = Launcher(_quantize_weight)
 
 
 def quantize_weight(x: Tensor, adapter: tuple[Tensor, Tensor, float] | None, out: ScaledRows, write: bool) -> None:
-    """Rows of x, with an adapter's alpha × up × down in them: first they raise the scale in `out` to what they need,
-    then they are written by it, which may be that of several weights."""
+    """Quantize x [rows, n], with an adapter (up, down, alpha) merged, in two calls: without `write` they raise the
+    scale in `out` to what the rows need, with `write` they quantize by it. Several weights may share the scale."""
     (rows, n), (up, down, alpha) = x.shape, adapter or (x, x, 0.0)
     rank = up.shape[1] if adapter else 0
     padded = max(16, triton.next_power_of_2(rank)) if rank else 0
@@ -137,7 +138,7 @@ def quantize_weight(x: Tensor, adapter: tuple[Tensor, Tensor, float] | None, out
 
 @dataclass(frozen=True, slots=True)
 class Tile8:
-    """What one program computes (`cols` rows of the weight, for `rows` of x), and how; `parts` of the sum."""
+    """The tile of one program (`cols` rows of the weight × `rows` of x, `depth` of K at a time); `parts`: split-K."""
 
     rows: int
     cols: int
@@ -152,9 +153,9 @@ def _product(
     x_desc, weight_desc, x_scale_ptr, weight_scale_ptr, out_ptr, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x · weightᵀ, or one of PARTS of its sum.
+    """A tile of x · weightᵀ, or one of PARTS partial sums of it.
 
-    The weight is the left side: the tensor cores want 64 rows there, and x has fewer.
+    The weight is the left operand, because tensor cores take at least 64 rows there and x has fewer.
     """
     col = tl.program_id(1) * BLOCK_N
     row = tl.program_id(0) * BLOCK_M
@@ -173,7 +174,7 @@ def _product(
 
 
 def tile_product(x: ScaledRows, weight: ScaledRows, tile: Tile8, dtype: torch.dtype) -> Tensor:
-    """x · weightᵀ; where the tile says so as float32 parts of its sum [parts, rows, n]."""
+    """x · weightᵀ [rows, n]; with tile.parts > 1 as float32 partial sums [parts, rows, n]."""
     (rows, width), n = x.values.shape, weight.values.shape[0]
     shape, kind = ((rows, n), dtype) if tile.parts == 1 else ((tile.parts, rows, n), torch.float32)
     out = torch.empty(shape, dtype=kind, device=x.values.device)
@@ -192,7 +193,7 @@ def _ones(count: int, device: torch.device) -> Tensor:
 
 
 def library_product(x: ScaledRows, weight: ScaledRows, dtype: torch.dtype) -> Tensor | ScaledRows:
-    """x · weightᵀ by the library; of few rows still to be scaled."""
+    """x · weightᵀ by PyTorch; up to MOST_UNSCALED rows without the scales per token."""
     ones, by_row = _ones(len(weight.values), x.values.device), len(x.values) > MOST_UNSCALED
     scale, other = ((x.scale * weight.scale)[:, None], ones[None]) if by_row else (ones[:1], weight.scale)
     values = torch._scaled_mm(x.values, weight.values.t(), scale, other, out_dtype=dtype, use_fast_accum=True)
@@ -200,10 +201,10 @@ def library_product(x: ScaledRows, weight: ScaledRows, dtype: torch.dtype) -> Te
 
 
 def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | None:
-    """The tile with which this is faster than the library's product on `units` multiprocessors, if any.
+    """The tile with which `_product` is faster than PyTorch's on `units` multiprocessors, None if there is none.
 
-    Measured (docs/dev/performance-2026-11.md): of few rows all that counts is that every multiprocessor reads weights,
-    as many bytes ahead as its memory holds. `parts`: the sum may be cut into parts, which must fit at once.
+    Measured (docs/dev/performance-2026-11.md): with few rows, it only matters that every multiprocessor reads weights,
+    as far ahead as its shared memory allows. `parts`: split-K is allowed; all programs must then run at once.
     """
     if rows > MOST_TILED:
         return None
@@ -214,9 +215,9 @@ def tile_for(rows: int, n: int, width: int, units: int, parts: bool) -> Tile8 | 
 
 
 def product(x: ScaledRows, weight: ScaledRows, dtype: torch.dtype, parts: bool = False) -> Tensor | ScaledRows:
-    """x · weightᵀ, maybe with rows still to be scaled; `parts`: or the float32 parts of its sum [parts, rows, n]."""
+    """x · weightᵀ [rows, n], or `ScaledRows` of it; with `parts` maybe float32 partial sums [parts, rows, n]."""
     (n, width), device = weight.values.shape, weight.values.device
-    if not len(x.values):  # the last layer of a chunk that nobody samples from; a tile has at least one row
+    if not len(x.values):  # the last layer of a chunk from which nothing is sampled; a tile has at least one row
         return torch.empty(0, n, dtype=dtype, device=device)
     tile = tile_for(len(x.values), n, width, processors(device), parts) if device.type == "cuda" else None
     return library_product(x, weight, dtype) if tile is None else tile_product(x, weight, tile, dtype)

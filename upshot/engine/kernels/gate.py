@@ -1,9 +1,9 @@
-"""The gate of a Llama MLP, silu(gate) × up: after its product, inside its product, and its derivative.
+"""The gate of a Llama MLP, silu(gate) × up: as a kernel of its own, fused with its product, and its backward pass.
 
-`gate` follows a product that lies there already; engine and learner share it. `gated_product` (the engine's alone: the
-learner needs the product for its derivative) computes both at once: the product's result is twice as wide as what is
-kept of it, and not writing and reading it is worth more than the library's better product, as long as rows are not too
-long and tiles fill the GPU. Its tiles come by the copy engine (Hopper and later).
+`gate` takes the joined gate and up projections; engine and learner use it. `gated_product` computes projections and
+gate at once, for the engine only, as the learner's backward pass needs the projections. These are twice as wide as the
+result; not writing and reading them saves more than PyTorch's faster product, as long as rows are not too long and
+tiles fill the GPU. It loads tiles by TMA (Hopper and later).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from upshot.engine.kernels.plain import SILU
 
 @triton.jit
 def _activate(x, ACT: tl.constexpr):
-    """silu, or gelu with tanh (plain.SILU, GELU)."""
+    """silu, or gelu by tanh (plain.SILU, GELU)."""
     if ACT == 0:
         result = x / (1.0 + tl.exp(-x))
     else:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        # 1 + tanh from exp: libdevice's is not there in the interpreter
+        # 1 + tanh by exp: the interpreter does not have libdevice's
         result = x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
     return result
 
@@ -50,7 +50,7 @@ def _gate(
         gate *= factor
         up *= factor
     act = _activate(gate, ACT)
-    if NARROW:  # rounded once: rounding each number to 16 bits first takes as long as the rest
+    if NARROW:  # without rounding to 16 bits first, which would take as long as the rest
         store_row(act * up, row, cols, live, out_ptr, scale_ptr, N)
     else:
         tl.store(out_ptr + row * N + cols, (act.to(dtype).to(tl.float32) * up).to(dtype), mask=live)
@@ -60,7 +60,7 @@ _launch_gate = Launcher(_gate)
 
 
 def gate(product: Tensor | ScaledRows, act: int = SILU, narrow: bool = False) -> Any:
-    """silu(first half) × second half, or gelu; `narrow`: in 8 bits, by a program that sees the whole row."""
+    """silu (or gelu) of the first half of a product [rows, 2n], times the second half; `narrow`: in 8 bits."""
     x, factor, scaled = parts_of(product)
     rows, n = x.shape[0], x.shape[1] // 2
     whole = triton.next_power_of_2(n)
@@ -104,7 +104,10 @@ _launch_gate_backward = Launcher(_gate_backward)
 
 
 def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
-    """Gate and up side by side become their gradient, from that of `gate`; `again`: the product is written over `d`."""
+    """Overwrite gate and up projections x [rows, 2n] with their gradients, from the gradient `d` [rows, n] of `gate`.
+
+    `again`: overwrite `d` with the result of `gate`, which the forward need not keep.
+    """
     rows, n = d.shape
     block = min(1024, triton.next_power_of_2(n))
     _launch_gate_backward((rows, triton.cdiv(n, block), 1), (x, d), (), (n, block, again, act), 4)
@@ -113,7 +116,7 @@ def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program computes (`cols` of the gate and as many of the up projection), and how."""
+    """The tile of one program: `rows` of x, `cols` of the gate and as many of the up projection, `depth` of K."""
 
     rows: int
     cols: int
@@ -123,7 +126,7 @@ class Tile:
 
 
 LARGEST_BYTES = 230_000
-"""Shared memory of the largest tile; GPUs with less are older than these kernels, or for consumers."""
+"""Shared memory that the largest tile needs; GPUs with less are older than Hopper, or consumer cards."""
 SMALL, MIDDLE, LARGE = Tile(64, 64, 128, 4, 4), Tile(128, 64, 64, 4, 4), Tile(128, 128, 64, 4, 8)
 
 
@@ -133,12 +136,12 @@ def _gated_product(
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, ACT: tl.constexpr,
 ):  # fmt: skip
-    """Each program computes every n-th tile, n being the number of programs."""
+    """A persistent kernel: each of n programs computes every n-th tile."""
     GROUP: tl.constexpr = 8
     across: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     down = tl.cdiv(M, BLOCK_M)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0)):
-        # Programs that run together cover a block of the result: what they read is in the second-level cache.
+        # Programs that run at the same time compute neighbouring tiles, whose inputs are in the L2 cache.
         first = tile // (GROUP * across) * GROUP
         size = tl.minimum(down - first, GROUP)
         row = (first + tile % (GROUP * across) % size) * BLOCK_M
@@ -156,10 +159,10 @@ def _gated_product(
 
 
 def tile_for(rows: int, width: int, n: int, units: int) -> Tile | None:
-    """The tile with which this is faster than the library's product and `gate` on `units` multiprocessors, if any.
+    """The tile with which `gated_product` is faster than a product and `gate` on `units` multiprocessors, if any.
 
-    Measured (docs/dev/performance-2026-11.md): small tiles where all of them run at once, else larger ones that leave
-    no part of the GPU idle. The longer the rows, the less the gate matters.
+    Measured (docs/dev/performance-2026-11.md): small tiles if all of them run at once, else larger ones if they leave
+    no part of the GPU idle. `rows` [rows, width], result [rows, n]; the larger `width`, the less the gate matters.
     """
 
     def waves(tile: Tile) -> int:
@@ -180,14 +183,14 @@ def tile_for(rows: int, width: int, n: int, units: int) -> Tile | None:
 
 
 def gated_tile(x: Tensor, weight: Tensor) -> Tile | None:
-    """The tile for silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k], None where the library does better."""
+    """The tile for `gated_product` of x and weight [2n, k]; None if separate kernels are faster."""
     if not x.is_cuda or x.element_size() != 2 or shared_memory(x.device) < LARGEST_BYTES:
         return None
     return tile_for(x.shape[0], x.shape[1], weight.shape[0] // 2, processors(x.device))
 
 
 def gated_product(x: Tensor, weight: Tensor, tile: Tile, act: int = SILU) -> Tensor:
-    """silu(x · first halfᵀ) × (x · second halfᵀ) of weight [2n, k], or gelu."""
+    """silu(x · first halfᵀ) × (x · second halfᵀ) for the halves of weight [2n, k]; or gelu."""
     (rows, width), n = x.shape, weight.shape[0] // 2
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.cols)

@@ -1,4 +1,4 @@
-"""The functions of `plain` by Triton's kernels, under the same names."""
+"""The functions of `plain` as Triton kernels, under the same names; the learner's lean forward imports one or other."""
 
 from __future__ import annotations
 

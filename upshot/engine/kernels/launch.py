@@ -1,7 +1,7 @@
-"""How kernels are launched: again without asking Triton which compiled form is meant, and for how many processors.
+"""Cheaper kernel launches (`Launcher`), and two properties of the GPU that kernels are tuned by.
 
-Triton looks the form up from all arguments at every launch, which takes longer than the small kernels of a small model
-run. In a captured step that does not matter; the learner and prompts that are read without a graph feel it.
+At every launch, Triton looks up the compiled form by all arguments, which takes longer than a small kernel runs.
+`Launcher` keeps compiled forms itself. This matters for the learner and for steps without a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Launcher:
-    """A kernel whose arguments are tensors, then numbers that it is not specialised on, then constants."""
+    """Launches a kernel whose arguments are tensors, then numbers (do_not_specialize), then constexprs."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -32,10 +32,10 @@ class Launcher:
         bits = 0
         for tensor in tensors:
             bits |= tensor.data_ptr()
-        # What a compiled form depends on: the constants, and the tensors' dtypes and alignment.
+        # A compiled form depends on constants, device, dtypes, and on whether each address is a multiple of 16.
         form = (constants, warps, tensors[0].device.index, bits % 16 == 0, *[tensor.dtype for tensor in tensors])
         compiled = self.compiled.get(form)
-        # An odd address may be one that Triton has no form for yet, or another than the last: it looks by itself.
+        # With an unaligned address, Triton decides itself: which tensor is unaligned may differ from call to call.
         if compiled is None or bits % 16:
             self.compiled[form] = self.kernel[grid](*tensors, *numbers, *constants, num_warps=warps)
         else:
@@ -44,11 +44,11 @@ class Launcher:
 
 @cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; for the interpreter, a few."""
+    """The number of a GPU's multiprocessors; 4 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have: 227 KiB on an H200, 99 on an RTX 4090 or 5090, 64 on a T4."""
+    """Bytes of shared memory per program: 227 KiB on an H200, 99 KiB on an RTX 4090 or 5090, 64 KiB on a T4."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 1 << 30

@@ -1,11 +1,11 @@
-"""Rows of logits → log-probability of a token, log-sum-exp and entropy in one pass; gradients in place.
+"""Log-probability of a token, log-sum-exp and entropy of rows of logits in one pass, for the learner; and gradients.
 
-`finish_logits` is for who reads logits as they are: what some families do to them behind the head.
+Everything is computed in float32, whatever the dtype of the logits. The forward reads a row's logits once, with one
+program per row (the running sum is scaled down whenever a larger logit comes). The backward pass overwrites the logits
+with their gradients, so there is no second tensor of that size, the largest of a small model's step; it sums nothing,
+so a row is cut into blocks that are computed in parallel.
 
-Everything is float32 inside, whatever the logits are. The forward reads a row's logits once (the sum is scaled down
-whenever a larger logit comes); in the backward they become their own gradients, so no second tensor of that size, the
-largest of a small model's step, is ever made. In the forward a row is one program, as its sum must end in one place;
-the backward sums nothing, so a row is cut into blocks that run side by side.
+`finish_logits` is for the engine: what some families do to logits after the head (division, soft cap).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 4096
 
 @triton.jit
 def _tanh(x):
-    # tl has none that every backend and the interpreter know.
+    # tl has no tanh that every backend and the interpreter know.
     return 2 * tl.sigmoid(2 * x) - 1
 
 
@@ -38,7 +38,7 @@ def _finish_logits(x_ptr, total, divisor, cap, DIVIDED: tl.constexpr, CAPPED: tl
 
 
 def finish_logits(logits: Tensor, divisor: float, cap: float) -> Tensor:
-    """See `plain.finish_logits`: here all of it in one pass."""
+    """See `plain.finish_logits`; here in one pass."""
     if divisor != 1.0 or cap:
         total = logits.numel()
         _finish_logits[(triton.cdiv(total, BLOCK),)](
@@ -128,7 +128,7 @@ def token_logprobs_backward(
     inverse: float,
     cap: float,
 ) -> None:
-    """Logits become the gradients of their rows' log-probabilities and entropies times `grads` and `entropy_grads`."""
+    """Overwrite logits with their gradients, given those of log-probabilities (`grads`) and entropies, [rows] each."""
     rows, vocab = logits.shape
     block = min(BLOCK, triton.next_power_of_2(vocab))
     _token_logprobs_backward[(rows, triton.cdiv(vocab, block))](

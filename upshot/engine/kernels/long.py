@@ -1,14 +1,14 @@
-"""Attention of long runs of queries by the library: cuDNN's on a GPU, PyTorch's flash attention for the CPU in tests.
+"""Attention of long runs of queries by cuDNN (in tests on the CPU: PyTorch's flash attention), for engine and learner.
 
 On an H200 cuDNN is 1.6 to 1.8 times as fast as PyTorch's flash attention from 8,192 ids on (docs/performance.md), but
-its causal mask begins where the keys begin. A run of queries at the end of its keys is therefore two calls: all queries
-to the keys before the run, without a mask, and the run to itself, with one. Both return the logarithm of each query's
-sum of weights, from which `merge` weighs the two results. Backward passes work on each part alone, given the merged
-result and logarithm, because the softmax's derivative needs nothing else of the other part.
+its causal mask assumes that query 0 is at key 0. A run of queries at the end of its keys (a later chunk of a prompt)
+therefore takes two calls: the run to the keys before it, without a mask, and the run to itself, with one. Both return
+each query's log-sum-exp, by which `merge` weights the two results. Each part has its own backward pass, given the
+merged result and log-sum-exp: the softmax's derivative needs nothing else of the other part.
 
-cuDNN plans every new combination of lengths anew, which takes far longer than a call. Lengths are therefore rounded up
-to multiples of GRAIN: the run begins at a multiple, with empty queries before its own, and ends at one, with empty keys
-that the causal mask hides from every real query. Windows, soft caps, sinks and dropout are not covered.
+cuDNN makes a plan for every new combination of lengths, which takes far longer than a call. Lengths are therefore
+rounded up to multiples of GRAIN: padding queries come before the run, and padding keys after it, where the causal mask
+hides them from every real query. Windows, soft caps, sinks and dropout are not covered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 GRAIN = 512
 """Lengths are multiples of this many ids."""
 SHORTEST = 4096
-"""Runs with fewer queries go through other kernels: at 2,048 ids a call's overhead costs more than it saves."""
+"""Shorter runs use other kernels: at 2,048 queries the overhead of the calls is more than they save."""
 
 
 def cudnn_takes(q: Tensor) -> bool:
@@ -32,14 +32,14 @@ def cudnn_takes(q: Tensor) -> bool:
 
 
 class Part(NamedTuple):
-    """What one call of the library's attention returned."""
+    """The result of one call of the library's attention."""
 
     out: Tensor
     """[1, heads, queries, dim]"""
     lse: Tensor
-    """[1, heads, queries, …]: the logarithm of each query's sum of weights, in the library's own shape."""
+    """[1, heads, queries, …]: each query's log-sum-exp of scores, in the library's own shape."""
     rest: tuple[Any, ...] = ()
-    """What its backward pass wants beside that."""
+    """What its backward pass needs besides."""
 
 
 def run_part(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Part:
@@ -56,7 +56,7 @@ def run_part(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Par
 def run_part_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, part: Part, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; `part` holds the result and logarithms of all parts together."""
+    """Gradients of q, k and v; `part` holds the merged result and log-sum-exp of all parts."""
     if not q.is_cuda:
         groups = q.shape[1] // k.shape[1]
         wide = [x.repeat_interleave(groups, 1) for x in (k, v)]
@@ -71,7 +71,7 @@ def run_part_backward(
 
 
 def merge(a: Part, b: Part) -> Part:
-    """Two parts as one; `a` is overwritten."""
+    """Merge two partial results over different keys; may overwrite `a`."""
     if not a.out.is_cuda:
         _, heads, rows, _ = a.out.shape
         lse = torch.logaddexp(a.lse, b.lse)
@@ -84,20 +84,20 @@ def merge(a: Part, b: Part) -> Part:
 
 
 class Run(NamedTuple):
-    """A run of queries at the end of its keys, padded: both parts have the same queries."""
+    """A padded run of queries at the end of its keys."""
 
     q: Tensor
     """[1, heads, size, dim]"""
     before: tuple[Tensor, Tensor] | None
-    """Keys and values before the run [1, kv_heads, base, dim]; None: there are none."""
+    """Keys and values before the run [1, kv_heads, base, dim], None if there are none."""
     own: tuple[Tensor, Tensor]
-    """Those of the run [1, kv_heads, size, dim]."""
+    """Keys and values of the run itself [1, kv_heads, size, dim]."""
     lead: int
-    """Empty queries before the first real one."""
+    """Padding queries before the first real one."""
 
 
 def lay_out(q: Tensor, k: Tensor, v: Tensor, grain: int = GRAIN) -> Run:
-    """The run of q [n, heads, dim] at the end of k, v [keys, kv_heads, dim]."""
+    """The padded run of q [n, heads, dim], the last n tokens of k, v [keys, kv_heads, dim]."""
     n, keys = len(q), len(k)
     base = (keys - n) // grain * grain
     lead, tail = keys - n - base, -(keys - base) % grain
@@ -111,7 +111,7 @@ def lay_out(q: Tensor, k: Tensor, v: Tensor, grain: int = GRAIN) -> Run:
 
 
 def pad(x: Tensor, lead: int, tail: int) -> Tensor:
-    """x [rows, heads, dim] with empty rows before and after it."""
+    """x [rows, heads, dim] with `lead` rows of zeros before it and `tail` after it."""
     return F.pad(x, (0, 0, 0, 0, lead, tail)) if lead or tail else x
 
 
@@ -130,7 +130,7 @@ def long_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, grain: int = G
 def long_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, part: Part, scale: float, grain: int = GRAIN
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v of `long_attention`, given its result and the logarithms in `part`."""
+    """Gradients of q, k and v of `long_attention`, given its result and `part` of `run_forward`."""
     n, run = len(q), lay_out(q, k, v, grain)
     tail = run.q.shape[2] - run.lead - n
     padded = [pad(x, run.lead, tail).transpose(0, 1)[None] for x in (grad, out)]

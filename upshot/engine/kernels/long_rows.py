@@ -1,4 +1,4 @@
-"""Rows of long sequences: keys and values out of pages, and two parts of an attention as one."""
+"""Triton kernels for long.py and cuda/steps.py: gather pages into flat tensors, merge two partial attention results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upshot.engine.kernels.kv8 import VALUE_FACTOR, in_8_bits, value_place
 @triton.jit
 def _merge(a_ptr, b_ptr, lse_a_ptr, lse_b_ptr, rows, a_head, a_row, b_head, b_row,
            D: tl.constexpr, W: tl.constexpr):  # fmt: skip
-    """Row by row: a becomes the weighted sum of a and b, its logarithm that of both."""
+    """One row of one head: a becomes the weighted sum of a and b, and its log-sum-exp that of both."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     dims = tl.arange(0, W)
     there = dims < D
@@ -28,7 +28,7 @@ def _merge(a_ptr, b_ptr, lse_a_ptr, lse_b_ptr, rows, a_head, a_row, b_head, b_ro
 
 
 def merge_rows(a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor) -> None:
-    """Results [1, heads, rows, dim] of two parts of the keys, with the logarithms of their sums, become one in `a`."""
+    """Merge `b` into `a`: partial results [1, heads, rows, dim] over different keys, with their log-sum-exps."""
     _, heads, rows, dim = a.shape
     assert lse_a.is_contiguous() and lse_b.is_contiguous()
     strides = (*a.stride()[1:3], *b.stride()[1:3])
@@ -39,7 +39,7 @@ def merge_rows(a: Tensor, lse_a: Tensor, b: Tensor, lse_b: Tensor) -> None:
 def _gather(k_ptr, v_ptr, pages_ptr, keys_ptr, values_ptr, length,
             KV_HEADS: tl.constexpr, D: tl.constexpr, W: tl.constexpr, PAGE: tl.constexpr,
             EIGHT: tl.constexpr):  # fmt: skip
-    """One page of one head, out of the cache into flat rows."""
+    """Copy one page of one head from the cache to flat rows."""
     index, head = tl.program_id(0), tl.program_id(1)
     page = tl.load(pages_ptr + index).to(tl.int64)
     offs, dims = tl.arange(0, PAGE), tl.arange(0, W)

@@ -1,13 +1,12 @@
-"""RMS norm of a sum, and its derivative: one kernel each, a row a program, for engine and learner.
+"""Residual addition with RMS norm, and its backward pass: one kernel each for engine and learner, one program per row.
 
-What lies between two products of a block is one kernel in every family: the product's own norm (Gemma, OLMo 2), its
-factor (Granite), the residual, and the norm before the next product.
+`add_norm` is all that happens between two matrix products of a block in any family: the output's own norm (Gemma,
+OLMo 2) and factor (Granite), the residual addition, and the norm before the next product. If that product is in 8 bits
+(fp8.py), the row is quantized, too, since the program has all of it.
 
-What goes into 8-bit products (fp8.py) is quantized on the way: a program has the whole row at hand.
-
-They round where transformers rounds (each operation's result in the model's dtype), so that sampler and learner agree;
-sums are float32. The derivative computes the normed rows again and writes them over the gradient it was given: nothing
-of them is kept from the forward.
+Kernels round where transformers rounds (each operation's result in the model's dtype), so that sampler and learner
+agree; sums are float32. The backward pass computes the normed rows again and may write them over their gradient, so the
+forward need not keep them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from upshot.engine.kernels.plain import EARLY
 
 @triton.jit
 def _norm_row(x, weight_ptr, cols, live, eps, dtype: tl.constexpr, N: tl.constexpr, FORM: tl.constexpr):
-    """A row's norm, rounded to the dtype as its form says (plain.EARLY, LATE, OFFSET)."""
+    """The norm of row x, rounded to `dtype` by its form (plain.EARLY, LATE, OFFSET)."""
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / N + eps)
     weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
     if FORM == 0:
@@ -50,8 +49,7 @@ def _add_norm(
     dtype = sum_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * N + cols, mask=live, other=0.0).to(tl.float32)
     if PARTS > 1:
-        # A product that was computed in parts (llama/fused.product_back): added in float32 and rounded once, as one
-        # product would be.
+        # Partial sums of a split-K product (llama/fused.project_out): add them in float32 and round once.
         for part in tl.static_range(1, PARTS):
             x += tl.load(x_ptr + (part * rows + row) * N + cols, mask=live, other=0.0)
         x = x.to(dtype).to(tl.float32)
@@ -68,7 +66,7 @@ def _add_norm(
         if not NARROW:
             x = x.to(dtype).to(tl.float32)
     if BEFORE:
-        if NARROW:  # rounded once, as in gate.py
+        if NARROW:  # no rounding to 16 bits before, as in gate.py
             normed = _norm_row(x, weight_ptr, cols, live, eps, tl.float32, N, FORM)
             store_row(normed, row, cols, live, out_ptr, scale_ptr, N)
         else:
@@ -89,13 +87,13 @@ def add_norm(
     factor: float = 1.0,
     narrow: bool = False,
 ) -> tuple[Any, Tensor]:
-    """See `plain.add_norm`; x may be [parts, rows, n], the float32 parts of a sum; `narrow`: the norm is in 8 bits."""
+    """See `plain.add_norm`. x may be float32 partial sums [parts, rows, n]; `narrow`: the normed rows in 8 bits."""
     x, x_scale, scaled = parts_of(x)
     if residual is None and weight is None:
         return x, x
     rows, n = x.shape[-2:]
     parts = x.shape[0] if x.dim() == 3 else 1
-    like = x if residual is None else residual  # the parts of a sum are wider than the model
+    like = x if residual is None else residual  # partial sums do not have the model's dtype
     summed = x if residual is None else torch.empty(rows, n, dtype=like.dtype, device=x.device)
     out: Tensor | ScaledRows = summed if weight is None else torch.empty(rows, n, dtype=like.dtype, device=x.device)
     if narrow:
@@ -163,17 +161,18 @@ def norm_backward(
     again: bool,
     form: int = EARLY,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the sum (with what comes to it past the norm) and of the weight, from that of the normed rows.
+    """Gradients of `summed` [rows, n] and of the weight, from the gradient `dx` of the normed rows.
 
-    `again`: the normed rows are written over their gradient.
+    `residual`: the gradient that reaches the sum past the norm, which is added. `again`: overwrite `dx` with the normed
+    rows.
     """
     rows, n = summed.shape
     out = torch.empty_like(summed)
     block = triton.next_power_of_2(n)
     programs, parts = rows, out
     if wants_weight:
-        # Few programs with many rows each: every program leaves its own sum of the weight's gradient, which are added
-        # in one fixed order. Atomics would give other bits each time.
+        # Few programs with many rows each: each sums the weight's gradient over its rows, and these sums are added in a
+        # fixed order. Atomics would round differently each time.
         programs = min(rows, processors(dx.device) * (8 if block < 2048 else 4))
         parts = torch.empty(programs, n, dtype=torch.float32, device=dx.device)
     _launch_norm_backward(

@@ -1,4 +1,4 @@
-"""The kernels' functions in PyTorch's own operations: what runs on a CPU, and what the kernels are held to."""
+"""The kernels' functions in PyTorch: used on the CPU by engine and learner, and the reference in the kernels' tests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and sin of each token, [tokens, dim / 2]; of half the rotated part, where only a part of a head is rotated."""
+"""cos and sin of each token, [tokens, dim / 2]; fewer columns if only the first part of each head is rotated."""
 EARLY, LATE, OFFSET = 0, 1, 2
-"""How a norm meets its weight: rounded before it (Llama), rounded after it (OLMo 2), after 1 + weight (Gemma)."""
+"""When a norm rounds to the model's dtype: before its weight (Llama), after it (OLMo 2), after 1 + weight (Gemma)."""
 SILU, GELU = 0, 1
-"""What the gate is made of; GELU is the one with tanh."""
+"""The MLP's activation; GELU is the tanh approximation."""
 
 
 class HeadNorms(NamedTuple):
-    """The weights of the norms of queries and of keys, of a head or of all heads side by side."""
+    """The norms of queries and keys; weights are [dim], or [heads × dim] if all heads are normed together (OLMo 2)."""
 
     q: Tensor
     k: Tensor
@@ -26,20 +26,20 @@ class HeadNorms(NamedTuple):
 
 
 class AttentionOptions(NamedTuple):
-    """How one layer attends."""
+    """The settings of one layer's attention."""
 
     scale: float
     """Factor on the scores."""
     window: int = 0
-    """How many tokens a query looks back; 0: to the first one."""
+    """Sliding window: a query sees this many tokens, itself included; 0: all."""
     softcap: float = 0.0
-    """Bound of the scores (Gemma 2); 0: none."""
+    """Soft cap of the scores (Gemma 2); 0: none."""
     sinks: Tensor | None = None
-    """[heads] scores of a key that every query sees and that has no value (GPT-OSS)."""
+    """[heads] Scores of an extra key without a value, which every query sees (GPT-OSS)."""
     dropout: float = 0.0
 
     def is_plain(self, longest: int) -> bool:
-        """Whether nothing but the causal mask matters in sequences of up to `longest` tokens."""
+        """Whether this is plain causal attention for sequences of up to `longest` tokens."""
         return not (0 < self.window < longest or self.softcap or self.dropout) and self.sinks is None
 
 
@@ -52,9 +52,9 @@ def add_norm(
     after: Tensor | None = None,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """RMS norm of x + residual (or that sum again, without a weight), and x + residual itself.
+    """x + residual, RMS-normed by `weight` (None: not), and x + residual itself, [rows, n] both.
 
-    `after`: x is normed by this weight first. `factor`: and multiplied by it.
+    `after`: the weight of a norm of x before the sum. `factor`: multiplies x after that norm.
     """
     if after is not None:
         x = norm(x, after, eps, form)
@@ -65,7 +65,7 @@ def add_norm(
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, form: int = EARLY) -> Tensor:
-    """RMS norm of rows, float32 inside, rounded where transformers does."""
+    """RMS norm over the last dimension, in float32, rounded where transformers rounds."""
     if form == OFFSET:
         weight = 1.0 + weight.float()
     if x.dtype == torch.float32:
@@ -76,13 +76,13 @@ def norm(x: Tensor, weight: Tensor, eps: float, form: int = EARLY) -> Tensor:
 
 
 def norm_heads(x: Tensor, weight: Tensor, eps: float, form: int = EARLY) -> Tensor:
-    """RMS norm of each head of x [tokens, heads, dim], or of all heads of a token where the weight is that long."""
+    """RMS norm of each head of x [tokens, heads, dim], or of all heads of a token, by the length of the weight."""
     rows = x if len(weight) == x.shape[-1] else x.flatten(1)
     return norm(rows, weight, eps, form).view(x.shape)
 
 
 def _without_weight(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The rows without their weight, float32, and what they were multiplied by."""
+    """Normed rows before the weight, float32, and the factor [rows, 1] by which they were multiplied."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return wide * scale, scale
@@ -91,7 +91,7 @@ def _without_weight(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def _norm_derivative(
     d: Tensor, x: Tensor, weight: Tensor, eps: float, form: int, wants_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradient of the rows (float32), the rows without their weight, and if wanted the weight's gradient."""
+    """The rows' gradient (float32), the normed rows before the weight, and if wanted the weight's gradient."""
     normed, scale = _without_weight(x, eps)
     inner = d.float() * (weight.float() + 1.0 if form == OFFSET else weight.float())
     mean = (inner * normed).mean(-1, keepdim=True)
@@ -118,7 +118,7 @@ def norm_backward(
 
 
 def gate(x: Tensor, act: int = SILU) -> Tensor:
-    """silu(first half) × second half, or gelu."""
+    """silu (or gelu) of the first half of x [rows, 2n], times the second half."""
     first, second = x.chunk(2, -1)
     return (F.silu(first) if act == SILU else F.gelu(first, approximate="tanh")).mul_(second)
 
@@ -142,7 +142,7 @@ def gate_backward(x: Tensor, d: Tensor, again: bool, act: int = SILU) -> Tensor:
 def rotate_heads(
     qkv: Tensor, rotation: Rotation, heads: int, kv_heads: int, norms: HeadNorms | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys (normed if `norms`) rotated, and values, [tokens, heads, dim]."""
+    """Queries and keys, normed if there are `norms`, then rotated, and values; [tokens, heads, dim] each."""
     cos, sin = _whole(rotation)
     q, k, v = qkv.view(len(qkv), heads + 2 * kv_heads, -1).split([heads, kv_heads, kv_heads], 1)
     if norms is not None:
@@ -173,7 +173,7 @@ def rotate_heads_backward(
 
 
 def _whole(rotation: Rotation) -> Rotation:
-    """cos and sin [tokens, 1, dim] from those of half the dimensions."""
+    """cos and sin [tokens, 1, dim] from those of half a head."""
     cos, sin = rotation
     return torch.cat([cos, cos], -1)[:, None], torch.cat([sin, sin], -1)[:, None]
 
@@ -189,21 +189,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def finish_logits(logits: Tensor, divisor: float, cap: float) -> Tensor:
-    """Logits divided (1: not) and under a soft cap (0: none), in place, rounded after each operation."""
+    """Divide logits (1: not) and soft-cap them (0: not), in place, rounding after each operation."""
     if divisor != 1.0:
         logits = logits.div_(divisor)
     return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 def cap_logits(z: Tensor, cap: float) -> Tensor:
-    """Logits under a soft cap; 0: none."""
+    """Soft-capped logits; 0: no cap."""
     return cap * torch.tanh(z / cap) if cap else z
 
 
 def token_logprobs(
     logits: Tensor, targets: Tensor, inverse: float, cap: float, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the targets, log-sum-exps and entropies (zeros unless asked for) of rows of logits."""
+    """Log-probabilities of the targets, log-sum-exps and entropies (zeros unless asked for), [rows] each.
+
+    For logits [rows, vocab]; `inverse`: 1 / temperature; `cap`: soft cap, 0: none.
+    """
     z = cap_logits(logits.float(), cap) * inverse
     sums = z.logsumexp(-1)
     logprobs = z.gather(-1, targets[:, None])[:, 0] - sums
@@ -221,7 +224,7 @@ def token_logprobs_backward(
     inverse: float,
     cap: float,
 ) -> None:
-    """Logits become, in place, their gradients; see `logprobs.token_logprobs_backward`."""
+    """Overwrite logits with their gradients; see `logprobs.token_logprobs_backward`."""
     z = cap_logits(logits.float(), cap)
     logp = z * inverse - sums[:, None]
     p = logp.exp()
@@ -235,10 +238,10 @@ def token_logprobs_backward(
 
 
 def choose_attention_without_cudnn() -> None:
-    """From now on PyTorch's own choice of an attention leaves cuDNN out.
+    """Keep PyTorch from choosing cuDNN's attention, for the rest of the process.
 
-    PyTorch 2.11 prefers it on Hopper GPUs. Its gradients with a mask can be NaN there (pytorch issue 196678). long.py
-    calls it by name, for shapes that we checked.
+    PyTorch 2.11 prefers it on Hopper GPUs, where its gradients with a mask can be NaN (pytorch issue 196678). long.py
+    calls it explicitly, for shapes that we checked.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -246,8 +249,8 @@ def choose_attention_without_cudnn() -> None:
 def attention(q: Tensor, k: Tensor, v: Tensor, back: Tensor | None, options: AttentionOptions) -> Tensor:
     """Attention of [rows, heads, queries, dim] to keys [rows, kv_heads, keys, dim], differentiable.
 
-    `back` [rows, queries, keys] is how many tokens a key lies before a query, negative where it is not to be seen.
-    None: the same numbers begin both, so that the plain causal mask holds.
+    `back` [rows, queries, keys]: how many tokens a key is before the query; negative if the query must not see it.
+    None: query i and key i have the same position, so the plain causal mask applies.
     """
     scale, window, softcap, _, dropout = options
     gqa = q.shape[1] != k.shape[1]

@@ -1,8 +1,8 @@
-"""Attention of chunks of prompts over paged keys and values: packed queries, causal, GQA, sliding windows.
+"""Prefill attention over the paged KV cache: packed queries, causal, GQA, sliding windows. cuda/runner.py calls it.
 
-Each program takes one block of one sequence's queries and one head. The chunk's own keys are in the pages already.
-Queries of many sequences lie one after the other without padding; `blocks` says which of them a program has. Keys are
-found through the table one by one, since a block of them may lie in several pages and a page in several blocks.
+Each program computes one block of one sequence's queries for one head; `blocks` names the block. Queries of all
+sequences are packed without padding. The chunk's own keys are in the pages already. Keys are addressed one by one
+through the page table, since a block of keys may span several pages and a page several blocks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _sweep(
 ):  # fmt: skip
     """Flash attention over the keys lo:hi; without MASKED every query sees all of them.
 
-    Scores are kept in units of log 2, because exp2 is one instruction. The running maximum begins at -1e30 and not at
-    -inf: a row that has seen nothing yet would else compute inf - inf.
+    Updates acc [BLOCK_M, WIDTH], the running maximum m and the sum of weights z. Scores are in units of log 2, because
+    exp2 is one instruction. m starts at -1e30 and not at -inf, since a row that sees no key would compute inf - inf.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     dims = tl.arange(0, WIDTH)
@@ -98,7 +98,7 @@ def _chunks(
     at = position + lanes
     stop = position + count
     start = 0
-    # Blocks that end before the first query need no mask, unless a window hides some of their keys.
+    # Blocks of keys that end before the first query need no mask, unless there is a window.
     whole = position // BLOCK_N * BLOCK_N
     if WINDOW:
         start = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
@@ -126,7 +126,11 @@ def _chunks(
 def prefill_attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, blocks: Tensor, options: AttentionOptions, block_m: int
 ) -> Tensor:
-    """Attention of packed q [tokens, heads, dim]; `blocks` [4, blocks]: slot, first token, tokens, its position."""
+    """Attention of packed q [tokens, heads, dim] to k, v [pages, kv_heads, page_size, dim], in the shape of q.
+
+    `table` [slots, columns]: the pages of each slot. `blocks` [4, blocks]: slot, index of the first token, number of
+    tokens (at most `block_m`; 0: an unused block), position of the first token.
+    """
     heads, dim = q.shape[1], q.shape[2]
     kv_heads, page = k.shape[1], k.shape[2]
     scale, window, softcap, sinks, _ = options

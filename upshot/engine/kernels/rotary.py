@@ -1,11 +1,13 @@
-"""Queries, keys and values out of their joined product: normed where heads have norms, rotated, put where they belong.
+"""Norms and rotary embedding of queries and keys, from the joined qkv product [tokens, (heads + 2 × kv_heads) × dim].
 
-Two kernels, because two readers want two layouts, and a second pass to lay them out would read and write them again:
-- `rotate_store`, the engine's: keys and values go straight to their cells of the paged cache, queries to a tensor of
-  their own; cos and sin are tables of all positions. `store` is its second half, for drivers that rotate themselves.
-- `rotate_heads`, the learner's: in place where heads have no norms (packed attention reads the product's own rows), cos
-  and sin of each token. Norms are each head's own.
-Both round where transformers rounds. Neither lays cos and sin out by head. `rotate_heads_backward` is the gradient.
+Two kernels, because engine and learner need different layouts, and a second pass would read and write everything again:
+
+- `rotate_store`, for the engine: keys and values go to their cells of the paged cache, queries to a new tensor; cos and
+  sin are tables of all positions. `store` only stores, for drivers that rotate by themselves.
+- `rotate_heads`, for the learner: in place if heads have no norms; cos and sin are those of each token; norms are per
+  head. `rotate_heads_backward` is its gradient.
+
+Both round where transformers rounds.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from upshot.engine.kernels.plain import HeadNorms, Rotation
 
 @triton.jit
 def _inverse_rms(x1, x2, eps, D: tl.constexpr):
-    """What the RMS norm multiplies each head by; x1 and x2 are the halves of the heads."""
+    """The factor of each head's RMS norm; x1 and x2 are the halves of the heads."""
     return 1.0 / tl.sqrt((tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / D + eps)
 
 
 @triton.jit
 def scale_heads(x, scale, weight, like_ptr, FORM: tl.constexpr):
-    """The rest of the norm, rounded to the dtype of `like_ptr` as its form says (plain.EARLY, LATE, OFFSET)."""
+    """Scale and weight of a norm, rounded to the dtype of `like_ptr` by its form (plain.EARLY, LATE, OFFSET)."""
     dtype = like_ptr.dtype.element_ty
     normed = x * scale
     if FORM == 0:
@@ -41,7 +43,7 @@ def scale_heads(x, scale, weight, like_ptr, FORM: tl.constexpr):
 
 @triton.jit
 def _rotate_halves(x1, x2, cos, sin, like_ptr):
-    """Both halves rotated; each product is rounded before they are added, as PyTorch's separate operations do."""
+    """Rotate both halves; each product is rounded before the addition, as by PyTorch's separate operations."""
     dtype = like_ptr.dtype.element_ty
     r1 = ((x1 * cos).to(dtype).to(tl.float32) - (x2 * sin).to(dtype).to(tl.float32)).to(dtype)
     r2 = ((x2 * cos).to(dtype).to(tl.float32) + (x1 * sin).to(dtype).to(tl.float32)).to(dtype)
@@ -50,7 +52,7 @@ def _rotate_halves(x1, x2, cos, sin, like_ptr):
 
 @triton.jit
 def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.constexpr):
-    """Both halves of the weight of each head's norm."""
+    """Both halves of each head's norm weight."""
     q1 = tl.load(q_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     k1 = tl.load(k_weight_ptr + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
     q2 = tl.load(q_weight_ptr + HALF + dims, mask=inside, other=0.0)[None, :].to(tl.float32)
@@ -62,7 +64,7 @@ def _head_weights(q_weight_ptr, k_weight_ptr, is_q, dims, inside, HALF: tl.const
 def _wide_weights(
     q_weight_ptr, k_weight_ptr, heads, dims, inside, HEADS: tl.constexpr, BOTH: tl.constexpr, D: tl.constexpr
 ):
-    """The columns `dims` of every head's weight, where the norm is of all heads of a token."""
+    """The columns `dims` of every head's norm weight, for norms over all heads of a token."""
     q_live = (heads < HEADS)[:, None] & inside[None, :]
     k_live = (heads >= HEADS)[:, None] & (heads < BOTH)[:, None] & inside[None, :]
     q = tl.load(q_weight_ptr + heads[:, None] * D + dims[None, :], mask=q_live, other=0.0)
@@ -75,7 +77,7 @@ def _put(
     q_ptr, k_ptr, x, heads, dims, inside, token, cell,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
-    """The columns `dims` of queries and keys: queries to their tensor, keys to their cell."""
+    """Store the columns `dims` of queries in their tensor and of keys in their cell."""
     there = inside[None, :]
     q_at = (token * HEADS + heads[:, None]) * D + dims[None, :]
     tl.store(q_ptr + q_at, x, mask=(heads < HEADS)[:, None] & there)
@@ -88,7 +90,7 @@ def _put(
 
 @triton.jit
 def load_scaled(x_ptr, at, live, factor, dtype: tl.constexpr):
-    """Numbers of a product whose rows are still to be scaled, rounded as the product would be."""
+    """Load numbers of a product, apply the row's scale (1 if there is none), and round to the product's dtype."""
     return (tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32) * factor).to(dtype)
 
 
@@ -134,12 +136,12 @@ def _rotate_store(
     r1, r2 = _rotate_halves(x1, x2, cos, sin, q_ptr)
     _put(q_ptr, k_ptr, r1, heads, dims, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
     _put(q_ptr, k_ptr, r2, heads, dims + HALF, inside, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
-    if REST > 0:  # behind the part that is rotated
+    if REST > 0:  # the columns that are not rotated
         more = 2 * HALF + tl.arange(0, REST)
         there = more < D
         x3 = load_scaled(row, heads[:, None] * D + more[None, :], real & there[None, :], factor, dtype)
         _put(q_ptr, k_ptr, x3, heads, more, there, token, cell, HEADS, KV_HEADS, D, PAGE, EIGHT)
-    # Values by themselves: in 8 bits each number has a place of its own, and no thread looks for it in vain.
+    # Values in a tile of their own, since their layout differs in 8 bits.
     owner = tl.arange(0, VALUES)[:, None]
     columns = tl.arange(0, ACROSS)[None, :]
     live = (owner < KV_HEADS) & (columns < D)
@@ -167,7 +169,10 @@ def rotate_store(
     heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Rotated queries [tokens, heads, dim]; rotated keys and values go to their cells (page × page_size + offset)."""
+    """Rotated queries [tokens, heads, dim]; rotated keys, and values, are stored at `cells` [tokens] of k and v.
+
+    `positions` [tokens] index cos and sin [positions, dim / 2].
+    """
     qkv, factor, scaled = parts_of(product)
     tokens = qkv.shape[0]
     kv_heads, page, dim = k.shape[1:]
@@ -204,7 +209,7 @@ def _store(
 
 
 def store(x: Tensor, cells: Tensor, cache: Tensor) -> None:
-    """Put x [tokens, kv_heads, dim] into its cells of a layer's cache."""
+    """Store x [tokens, kv_heads, dim] in its cells [tokens] of a layer's cache."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     kv_heads, page, dim = cache.shape[1:]
@@ -246,9 +251,9 @@ _launch_rotate_heads = Launcher(_rotate_heads)
 def rotate_heads(
     qkv: Tensor, rotation: Rotation, heads: int, kv_heads: int, norms: HeadNorms | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys (normed if `norms`) rotated, and values: views [tokens, heads, dim].
+    """Queries and keys, normed if there are `norms`, then rotated, and values: views [tokens, heads, dim].
 
-    Without norms they are rotated in place: the product itself is not needed again.
+    Without norms they are rotated in place, as the backward pass does not need the product.
     """
     cos, sin = rotation
     tokens, half, both = len(qkv), cos.shape[1], heads + kv_heads
@@ -352,9 +357,9 @@ def rotate_heads_backward(
     norms: HeadNorms | None,
     wants_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradient of the joined product, and of the head norms' weights, from those of what `rotate_heads` gave.
+    """The gradient of the joined product, and of the norms' weights, from those of the results of `rotate_heads`.
 
-    `raw`: the product itself, where there are norms.
+    `raw`: the product itself, if there are norms.
     """
     cos, sin = rotation
     dq, dk, dv = (d if d.stride(-1) == 1 else d.contiguous() for d in (dq, dk, dv))
@@ -379,7 +384,7 @@ def rotate_heads_backward(
         ),
         4,
     )
-    if dim > 2 * half:  # what is not rotated passes
+    if dim > 2 * half:  # gradients of columns that are not rotated
         rest = out.view(tokens, whole, dim)[..., 2 * half :]
         rest.copy_(torch.cat([d[..., 2 * half :] for d in (dq, dk, dv)], 1))
     if not wants_weight:

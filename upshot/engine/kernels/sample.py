@@ -1,10 +1,11 @@
-"""Sampling inside the step: one program a row draws an id and leaves its log-probability.
+"""Sampling as part of a GPU step: from logits [rows, vocab] to ids and log-probabilities. cuda/runner.py calls it.
 
-The draw inverts the distribution's sum at one uniform number per (seed, position), the same hash as on the CPU: it
-depends on nothing but the request. Blocks of the vocabulary are summed first (by a program each), then only the block
-drawn is read again. Cuts (top-k, top-p, min-p) are found without sorting, by bisection on the bits of the logits:
-exact, ties kept. Only rows that ask for one pay for it.
-`begin` reads the state of the rows at the start of a step.
+A draw inverts the cumulative distribution at one uniform number per (seed, position), by the same hash as on the CPU
+(sampling.py), so it depends on nothing but the request. First, programs sum the blocks of the vocabulary, one each;
+then one program per row picks a block by these sums and reads only that block again. Cuts (top-k, top-p, min-p) are
+found without sorting, by bisection on the bits of the logits, exactly and keeping ties. Only rows with cuts pay for it.
+
+`begin` reads the state of the rows' slots at the start of a decode step, and `sample` advances it at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _begin(
 def begin(
     slots: Tensor, tokens: Tensor, place: Tensor, table: Tensor, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each row's input id, position, cell and length, from the state of its slot."""
+    """Each row's input id, its position and cell, and the row's length, [rows] each, from the state of its slot."""
     n = len(slots)
     ids, positions, cells = (torch.empty(n, dtype=torch.int64, device=slots.device) for _ in range(3))
     lengths = torch.empty(n, dtype=torch.int32, device=slots.device)
@@ -46,7 +47,7 @@ def begin(
 
 @triton.jit
 def _key(bits, WIDE: tl.constexpr):
-    """Bits of a float as an integer that orders as the float does."""
+    """An integer from the bits of a float, with the same order as the floats."""
     if WIDE:
         negative = bits < 0
         key = tl.where(negative, bits ^ 0x7FFFFFFF, bits)
@@ -57,7 +58,7 @@ def _key(bits, WIDE: tl.constexpr):
 
 @triton.jit
 def _mass_above(logits_ptr, base, key, inverse, top, V, COUNT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """How many logits have at least this key (COUNT), or the sum of their exponentials."""
+    """The number of logits with at least this key (COUNT), or the sum of their exponentials."""
     total = tl.zeros([BLOCK], dtype=tl.int32 if COUNT else tl.float32)
     for start in range(0, V, BLOCK):
         cols = start + tl.arange(0, BLOCK)
@@ -72,9 +73,9 @@ def _mass_above(logits_ptr, base, key, inverse, top, V, COUNT: tl.constexpr, WID
 
 @triton.jit
 def _bisect(logits_ptr, base, lo, goal, inverse, top, V, COUNT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest key, from `lo` on, above which there is at least `goal`.
+    """The highest key, from `lo` on, so that `_mass_above` of it is at least `goal`.
 
-    A step a bit of the logits finds it exactly, ties included; a sort of the whole vocabulary would move it in memory.
+    One iteration per bit finds it exactly, ties included, without moving the vocabulary in memory as a sort would.
     """
     hi = tl.full((), 2147483648 if WIDE else 32768, dtype=tl.int64)
     for _ in range(33 if WIDE else 17):
@@ -87,7 +88,7 @@ def _bisect(logits_ptr, base, lo, goal, inverse, top, V, COUNT: tl.constexpr, WI
 
 @triton.jit
 def _threshold(logits_ptr, base, k, top_p, inverse, top, V, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """The lowest key that stays after top-k, then top-p of what top-k leaves."""
+    """The lowest key that top-k keeps, and then top-p of what top-k keeps."""
     kept = tl.full((), -2147483648 if WIDE else -32768, dtype=tl.int64)
     if k > 0:
         kept = _bisect(logits_ptr, base, kept, k, inverse, top, V, True, WIDE, BLOCK)
@@ -99,7 +100,7 @@ def _threshold(logits_ptr, base, k, top_p, inverse, top, V, WIDE: tl.constexpr, 
 
 @triton.jit
 def _bounds(logits_ptr, base, top_k, top_p, min_p, inverse, V, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """What a logit must reach to stay: a key (top-k, top-p) and a value (min-p)."""
+    """The lower bounds of logits that are kept: a key (top-k, top-p) and a value (min-p)."""
     best = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
     for start in range(0, V, BLOCK):
         cols = start + tl.arange(0, BLOCK)
@@ -112,14 +113,14 @@ def _bounds(logits_ptr, base, top_k, top_p, min_p, inverse, V, WIDE: tl.constexp
 
 @triton.jit
 def _stays(raw, kept, floor, WIDE: tl.constexpr):
-    """Which logits are not cut."""
+    """Which logits are kept."""
     key = _key(raw.to(tl.int32 if WIDE else tl.int16, bitcast=True), WIDE).to(tl.int64)
     return (key >= kept) & (raw.to(tl.float32) >= floor)
 
 
 @triton.jit
 def _left(logits_ptr, base, inverse, kept, floor, V, WIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """What the cuts leave of the sums that `_sums` takes of a row's blocks."""
+    """The sums of a row's blocks as in `_sums`, but of the logits that are kept."""
     which = tl.arange(0, BLOCKS)
     left = tl.zeros([BLOCKS], dtype=tl.float32)
     for start in range(0, V, BLOCK):
@@ -147,13 +148,13 @@ def _uniform(seed, position):
 
 @triton.jit
 def _inverse(temperature):
-    """What logits are multiplied by; temperature 0 counts as 1."""
+    """1 / temperature; temperature 0 counts as 1."""
     return 1.0 / tl.where(temperature <= 0.0, 1.0, temperature)
 
 
 @triton.jit
 def _sums(logits_ptr, slots_ptr, temperature_ptr, tops_ptr, masses_ptr, V, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """The largest number of each block and the sum of its exponentials."""
+    """For one block of a row: the largest logit (by temperature), and the sum of exponentials relative to it."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     inverse = _inverse(tl.load(temperature_ptr + tl.load(slots_ptr + row)))
@@ -198,9 +199,9 @@ def _sample(
     sums = tl.cumsum(weights, 0)
     total = tl.max(sums, 0)
     point = _uniform(tl.load(seeds_ptr + slot), position) * total
-    # The sums need not grow everywhere: a scan adds in another order from thread to thread.
+    # The cumulative sums may decrease slightly, as a parallel scan rounds differently from thread to thread.
     drawn = tl.min(tl.where((sums > point) & (weights > 0.0), which, BLOCKS), 0)
-    # Rounding may leave the point at the very end: then the last block with any mass is meant.
+    # Rounding may put the point at the very end: then take the last block with any mass.
     drawn = tl.minimum(drawn, tl.max(tl.where(weights > 0.0, which, 0), 0))
     block = tl.where(greedy, tl.argmax(tops, 0), drawn)
     before = tl.sum(tl.where(which < block, weights, 0.0), 0)
@@ -214,7 +215,7 @@ def _sample(
     inside = tl.minimum(inside, tl.max(tl.where(e > 0.0, lanes, 0), 0))
     lane = tl.where(greedy, tl.argmax(x, 0), inside)
     value = tl.sum(tl.where(lanes == lane, x, 0.0), 0)
-    token = tl.minimum(block * BLOCK + lane, V - 1)  # of numbers that are none, any
+    token = tl.minimum(block * BLOCK + lane, V - 1)  # NaN logits: any id
     tl.store(ids_ptr + row, token)
     tl.store(logprobs_ptr + row, value - lse)
     if slot != dummy:
@@ -223,7 +224,7 @@ def _sample(
 
 
 class SlotRules:
-    """How each slot samples, on the device."""
+    """The sampling rules of each slot, on the device, [slots] each."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
@@ -234,13 +235,13 @@ class SlotRules:
 
 
 def _blocks(vocab: int) -> dict[str, int]:
-    """Into what blocks a vocabulary is cut."""
+    """The size of the blocks of a vocabulary, and their number rounded up to a power of two."""
     block = 4096 if vocab > 4096 else triton.next_power_of_2(vocab)
     return {"BLOCK": block, "BLOCKS": triton.next_power_of_2(triton.cdiv(vocab, block))}
 
 
 def block_sums(logits: Tensor, slots: Tensor, rules: SlotRules) -> tuple[Tensor, Tensor]:
-    """Of every row's blocks of the vocabulary: the largest logit (by temperature) and the sum of exponentials."""
+    """See `_sums`: for every row and block, [rows, blocks] each."""
     (rows, vocab), sizes = logits.shape, _blocks(logits.shape[1])
     tops, masses = (torch.empty(rows, sizes["BLOCKS"], device=logits.device) for _ in range(2))
     programs = (rows, triton.cdiv(vocab, sizes["BLOCK"]))
@@ -258,7 +259,7 @@ def draw(
     place: Tensor,
     cuts: bool,
 ) -> Tensor:
-    """Draw by these sums of blocks; `cuts`: rows that ask for it from what cuts leave of them."""
+    """Draw an id per row by these sums of blocks; `cuts`: some rows cut their distribution. See `sample`."""
     rows, vocab = logits.shape
     drawn = torch.empty(2, rows + -rows % 4, dtype=torch.int32, device=logits.device)
     _sample[(rows,)](
@@ -272,9 +273,9 @@ def draw(
 def sample(
     logits: Tensor, slots: Tensor, positions: Tensor, rules: SlotRules, tokens: Tensor, place: Tensor, cuts: bool
 ) -> Tensor:
-    """Draw an id for each row and move its slot (`tokens`, `place`) one position on.
+    """Sample an id for each row, and advance its slot by it (`tokens`, `place`); the dummy slot stays.
 
-    The result is [2, at least rows] int32, ids and the bits of their log-probabilities, which reach the host in one
-    copy; each half begins at a multiple of 16 bytes, else kernels are compiled twice.
+    The result is int32 [2, rows rounded up to 4]: ids, and the bits of float32 log-probabilities, so that one copy
+    brings both to the host. Rows are padded to 16 bytes, because Triton compiles again for pointers of less alignment.
     """
     return draw(logits, block_sums(logits, slots, rules), slots, positions, rules, tokens, place, cuts)

@@ -1,7 +1,7 @@
-"""Gradients of rows that were read from several places: added up in float32, always in the same order.
+"""Sums gradients of rows that were read several times, in float32 and in a fixed order. For the learner's attention.
 
-PyTorch's index_add_ adds by atomics on a GPU, in whatever order they come: the same step would not give the same bits
-twice. Two tensors at once, because the places of keys and of values are the same and are read once for both.
+On a GPU, PyTorch's index_add_ uses atomics in arbitrary order, so the same step would not give the same bits twice. Two
+tensors at once, because the indices of keys and values are the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _segment_sums(a_ptr, b_ptr, a_out_ptr, b_out_ptr, places_ptr, ends_ptr, widt
 
 
 def segment_sums(a: Tensor, b: Tensor, places: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
-    """Row n of each result: the sum of the rows at places[ends[n] : ends[n + 1]] of `a` and of `b` [rows, …]."""
+    """Row n of each result is the sum of the rows places[ends[n] : ends[n + 1]] of `a` or `b` [rows, …]."""
     a, b = a.contiguous(), b.contiguous()
     width = a[0].numel()
     sums = [torch.empty(len(ends) - 1, *x.shape[1:], dtype=x.dtype, device=x.device) for x in (a, b)]

@@ -1,6 +1,6 @@
-"""Does a forward compute what the model computes? What engine and learner ask alike of the leaner forwards they choose.
+"""Checks that a leaner forward computes what the model itself computes; shared by engine and learner.
 
-Each side has its own `select.py`: which forwards there are, how a short text is put through them, what is done where
+Both sides have a `select.py` that knows their forwards, runs a short text through them, and decides what happens if
 none agrees.
 """
 
@@ -18,26 +18,27 @@ from upshot.engine.llama.driver import out_of_training
 from upshot.engine.llama.shape import causal_lm, configs_of, odd_layers
 
 FAILURES = (NotImplementedError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, IndexError)
-"""What a forward raises that meets a model it was not made for."""
+"""What a forward may raise on a model that it was not written for."""
 
 
 def logits_gap(got: Tensor, expected: Tensor, dtype: torch.dtype, rough: bool = False) -> str | None:
-    """None if logits of a model in `dtype` (`rough`: of one block, in 8 bits or of experts) agree with its own; else
-    how far they are off."""
+    """None if the logits `got` agree with the model's own, `expected`; else by how much they differ.
+
+    `rough`: a wider limit, for one block in 8 bits or with experts.
+    """
     gap = float((got.float() - expected.float()).norm() / (expected.float().norm() + 1e-6))
-    # Random weights in bfloat16 are already 5 % from float32; a wrong layer is off by more than half. Each product in 8
-    # bits is off by 4 %, and a block by little more.
+    # Relative errors: random weights in bfloat16 differ from float32 by 5 %, a wrong layer by more than half. A product
+    # in 8 bits is off by 4 %, and a block by little more.
     limit = 0.3 if rough else 1e-3 if dtype == torch.float32 else 0.2
     return None if gap <= limit else f"logits differ from the model's own forward by {gap:.2g} of their size"
 
 
 def other_mixing(model: torch.nn.Module) -> str | None:
-    """None if a model's tokens see each other in attention alone; else what changes if every token attends only to
-    itself.
+    """None if tokens influence each other through attention only; else what else mixes them.
 
-    What mixes tokens elsewhere (a convolution, a state that is carried on, attention of its own) would mix those of one
-    sequence with its neighbour's where they lie end to end, and is not in the pages of keys and values. With every
-    token attending to itself, others before it must not change it: rounding apart, whatever the dtype.
+    Other mixing (a convolution, a recurrent state, attention that transformers does not dispatch) would mix the tokens
+    of neighbouring sequences, which are packed without padding, and its state is not in the KV pages. The test: if
+    every token attends only to itself, earlier tokens must not change its logits, apart from rounding.
     """
     lm = causal_lm(model)
     if odd := odd_layers(lm):
@@ -52,14 +53,14 @@ def other_mixing(model: torch.nn.Module) -> str | None:
     with torch.no_grad(), out_of_training(model.modules()), attend_by(attend_to_itself, configs_of(lm), sinks=True):
         one, other = (lm(input_ids=row[None].to(device), use_cache=False).logits[0, -1].float() for row in rows)
     gap = float((one - other).norm() / (one.norm() + 1e-6))
-    # Experts compute a token with others in the batch: a little of that is rounding.
+    # Experts compute tokens in groups that depend on the batch, which changes rounding a little.
     limit = 1e-3 if lm.get_input_embeddings().weight.dtype == torch.float32 else 0.05
     return None if gap <= limit else f"tokens see others outside attention (logits change by {gap:.2g} of their size)"
 
 
 def plain_logits(model: torch.nn.Module, ids: Tensor) -> Tensor:
-    """The model's own logits of the last three ids of one row, or of the last row, on the CPU."""
-    with out_of_training(model.modules()):  # attention dropout follows its module's own mode
+    """The model's own logits [3, vocab] of the last three ids of the (last) row, on the CPU."""
+    with out_of_training(model.modules()):  # attention dropout follows its module's training mode
         lm = causal_lm(model)
         ids = torch.atleast_2d(ids).to(lm.get_input_embeddings().weight.device)
         return lm(input_ids=ids, use_cache=False).logits[-1, -3:].cpu()  # type: ignore[no-any-return]
@@ -67,10 +68,10 @@ def plain_logits(model: torch.nn.Module, ids: Tensor) -> Tensor:
 
 @contextmanager
 def block_alone(core: Any, index: int) -> Iterator[None]:
-    """Inside: one of a model's blocks is between embedding and head, and the others pass on what they are given.
+    """Inside, the model consists of embedding, the one block `index`, and head; other blocks return their input.
 
-    Rounding grows through a deep model until nothing is left of what is compared: the whole then says nothing about
-    whether a forward does what the model does, each block does.
+    Rounding errors grow through a deep model until the logits of the whole say nothing about whether two forwards
+    agree. Each block by itself still does.
     """
     blocks = core.layers
     others = [block if at == index else SkippedBlock(block) for at, block in enumerate(blocks)]
@@ -82,22 +83,22 @@ def block_alone(core: Any, index: int) -> Iterator[None]:
 
 
 class SkippedBlock(torch.nn.Module):
-    """A block's place, where nothing is computed."""
+    """Stands in for a block and returns its input."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
-        self.attention_type = getattr(block, "attention_type", None)  # some families' forwards ask their blocks for it
+        self.attention_type = getattr(block, "attention_type", None)  # some families' forwards read it
 
     def forward(self, hidden: Tensor, *arguments: Any, **more: Any) -> Tensor:
-        """What came."""
+        """Its input."""
         return hidden
 
 
 @contextmanager
 def busy_adapters(model: torch.nn.Module) -> Iterator[None]:
-    """Inside: adapters have values that change the logits.
+    """Inside, adapters have random values that change the logits.
 
-    New ones add zeros or are copies of what they stand for, so a driver that leaves them out would seem to agree.
+    New adapters add zeros or are copies of the original modules, so a driver that ignores them would seem to agree.
     """
     noise = torch.Generator().manual_seed(0)
     wrapped = hasattr(model, "peft_config")

@@ -1,9 +1,9 @@
 """Our attention inside transformers' own forward: one registered function for engine, learner and exact mode.
 
-transformers calls it with a layer's new queries, keys and values. What becomes of them says whoever runs the model: the
-engine stores keys and values in pages and attends to those of each sequence, the learner attends over flat tokens,
-exact mode in an order that does not depend on the batch. A model's attention setting is ours only inside `attend_by`:
-outside nobody's forward sees it.
+transformers calls it with a layer's new queries, keys and values, and it calls the function given to `attend_by`: the
+engine's stores keys and values in pages and attends to those of each sequence, the learner's attends over flat tokens,
+exact mode's is batch-invariant. The model's configuration names our function only inside `attend_by`, so other forwards
+of the model are not affected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 
 
 class AttentionStep(Protocol):
-    """The batch of one step of the engine: knows the pages, lengths and positions of its tokens."""
+    """One step of the engine, with the pages, lengths and positions of its tokens."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """Store k, v [tokens, kv_heads, dim]; attention output for q [tokens, heads, dim] in the same shape."""
@@ -32,16 +32,16 @@ class AttentionStep(Protocol):
 
 
 _active: dict[int, list[tuple[Attend, bool]]] = {}
-"""What attends, and whether it takes sinks, by the id of a model's configuration: a learner may work in a thread while
-engines step, and recomputed layers run in a thread of autograd's. One entry for each active `attend_by`."""
+"""id of a model's configuration → a stack of (function, whether it takes sinks), one for each active `attend_by`. Not
+by thread: a learner may work in a thread while engines step, and autograd recomputes layers in threads of its own."""
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **named: Any
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, in the form transformers calls: each family names what it has (scaling, softcap …).
+    """Attention of one layer, as transformers calls it; families pass what they have (scaling, softcap …) by name.
 
-    Masks are not read: who attends knows the layout.
+    The mask is ignored: the active function knows which tokens belong together.
     """
     attend, takes_sinks = _active[id(module.config)][-1]
     sinks, scaling = named.get("s_aux"), named.get("scaling")
@@ -63,7 +63,7 @@ def _register() -> None:
 
 @contextmanager
 def attend_by(attend: Attend, configs: list[Any], sinks: bool = False) -> Iterator[None]:
-    """Inside, models with these configurations attend through `attend`; `sinks`: which takes a layer's sinks, too."""
+    """Inside, models with these configurations attend through `attend`; `sinks`: whether it takes attention sinks."""
     _register()
     before = [config._attn_implementation for config in configs]
     for config in configs:
@@ -82,7 +82,7 @@ def attend_by(attend: Attend, configs: list[Any], sinks: bool = False) -> Iterat
 
 
 def over_tokens(attend: Attend) -> Attend:
-    """The attention of flat tokens [tokens, heads, dim] for a model that sees them as one row."""
+    """Adapt `attend` over flat tokens [tokens, heads, dim] to a model that gets them as one row."""
 
     def call(layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))

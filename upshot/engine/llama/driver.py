@@ -1,9 +1,9 @@
-"""How the engine gets logits out of a transformers model: one forward over packed tokens, with the live parameters.
+"""Drivers compute logits for the runners: one forward over packed tokens, with the model's live parameters.
 
-`ModuleDriver` calls the model itself. `BlockDriver` calls the modules of the block (block.py) one by one, with less
-overhead: here by PyTorch's own operations, in fused.py by the GPU's kernels. Projections, embedding and head may have
-adapters, which are merged (merged.py) or called as modules. What cannot be driven is refused by name, and the first
-forward is compared with the model's own before anything else runs (select.py).
+`ModuleDriver` calls the model itself. `BlockDriver` calls the modules of its blocks (block.py) one by one, with less
+overhead: here with PyTorch's operations, in fused.py with Triton kernels. Projections, embedding and head may have
+adapters, which are merged (merged.py) or called as modules. select.py compares a driver with the model before it is
+used.
 """
 
 from __future__ import annotations
@@ -26,42 +26,45 @@ from upshot.engine.llama.shape import Shape, causal_lm, configs_of
 
 
 class Driver(ABC):
-    """One forward over packed tokens, with the live parameters; it keeps no copies of them unless it says so."""
+    """One forward over packed tokens, with the live parameters."""
 
     shape: Shape
     lm: Any
     """The causal LM."""
     rough = False
-    """Whether its logits are only near the model's."""
+    """Whether its logits only approximate the model's, so that checks need a wider limit."""
     narrow = False
     """Whether its projections are in 8 bits."""
     has_adapters = False
-    """Whether it reads adapters itself, merged or not."""
+    """Whether it handles adapters itself, merged or not."""
     by_block = False
-    """Whether each of its blocks can be compared with the model's own."""
+    """Whether each of its blocks can be checked by itself."""
 
     @abstractmethod
     def logits(
         self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
     ) -> Tensor:
-        """Logits of the tokens at the indices `last` (None: all), in `out` if one of their dtype is given."""
+        """Logits [len(last), vocab] of the packed tokens `last` (indices; None: all tokens).
+
+        `ids`, `positions`: [tokens]. `out`: a buffer to write them to, if it has their dtype.
+        """
 
     def take(self) -> None:
         """Look up the weights again after `release`."""
 
     def refresh(self) -> None:
-        """The weights changed."""
+        """The weights changed: update copies of them."""
 
     def release(self) -> None:
-        """Keep nothing but the model itself, until `take`."""
+        """Drop all tensors of its own, until `take`."""
 
     def pointers(self) -> list[int]:
-        """Addresses of weights that are not the model's own; captured steps read from them."""
+        """Addresses of weights of its own, which CUDA graphs read."""
         return []
 
 
 def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Modules whose training mode changes what they compute or how: dropout and gradient checkpointing."""
+    """Modules whose training mode changes what they compute or how: those with dropout or gradient checkpointing."""
     return [
         m
         for m in model.modules()
@@ -71,7 +74,7 @@ def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextmanager
 def out_of_training(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Inside, none of these modules is in training mode; set one by one, since modes may differ inside a model."""
+    """Inside, none of these modules is in training mode; each gets its own mode back, since modes may differ."""
     loud = [module for module in modules if module.training]
     for module in loud:
         module.training = False
@@ -102,9 +105,9 @@ class ModuleDriver(Driver):
 
 
 def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "", half_angles: bool = False) -> Rotation:
-    """cos and sin of these positions, [positions, dim / 2], as the model computes them in the dtype of `like`.
+    """cos and sin [positions, dim / 2] as the model computes them, in the dtype of `like`.
 
-    The second half of a head is rotated by the angles of the first, so kernels read each of them once.
+    Of half a head only: the second half is rotated by the same angles.
     """
     cos, sin = core.rotary_emb(like, positions[None], *([kind] if kind else []))
     half = cos.shape[-1] // (1 if half_angles else 2)
@@ -112,7 +115,7 @@ def rotation_at(core: Any, like: Tensor, positions: Tensor, kind: str = "", half
 
 
 def no_rotation(rotation: Rotation) -> Rotation:
-    """cos and sin by which nothing is rotated: one kernel serves layers that rotate and layers that do not."""
+    """cos 1 and sin 0 in the same shape, so that one kernel also serves layers without rotation."""
     cos, sin = rotation
     return torch.ones_like(cos), torch.zeros_like(sin)
 
@@ -122,14 +125,14 @@ class BlockDriver(Driver):
 
     add_norm = staticmethod(plain.add_norm)
     finish_logits = staticmethod(plain.finish_logits)
-    product_back: Callable[..., Tensor] = staticmethod(linear)
-    """The product whose result is added to the residual."""
+    project_out: Callable[..., Tensor] = staticmethod(linear)
+    """The output projections of attention and MLP, whose results are added to the residual stream."""
 
     def __init__(
         self, model: torch.nn.Module, shape: Shape, merge: Merging = "copy", narrow: bool = False, rough: bool = False
     ) -> None:
         self.shape = shape
-        # In 8 bits projections are a copy anyway, and the model's own weights stay to be compared with.
+        # Projections in 8 bits are copies anyway, and the model's own weights are needed for comparison.
         self.model, self.merge, self.narrow = model, "copy" if narrow else merge, narrow
         self.lm, self.quiet = causal_lm(model), quiet_modules(model)
         self.core, self.options = self.lm.model, options_of(self.lm)
@@ -137,33 +140,32 @@ class BlockDriver(Driver):
         self._look_up()
         routed = shape.dtype != torch.float32 and any(layer.experts is not None for layer in self.layers)
         self.rough = narrow or rough or routed
-        """Logits are not quite the model's: projections (`narrow`) or keys and values are in 8 bits, or a rounding may
-        choose another expert."""
+        """Projections (`narrow`) or keys and values are in 8 bits, or different rounding may choose another expert."""
 
     @property
     def has_adapters(self) -> bool:  # type: ignore[override]
-        """Whether there are adapters in the model."""
+        """Whether the model has adapters."""
         return bool(self.weights.layers)
 
     @property
     def by_block(self) -> bool:  # type: ignore[override]
-        """Whether blocks are compared one by one: in 8 bits always, in 16 bits only without adapters."""
+        """Whether blocks can be checked one by one: always in 8 bits, in 16 bits only without adapters."""
         return self.narrow or not self.has_adapters
 
     def _look_up(self) -> None:
-        """Every module's weight, merged as `merge` says."""
-        with torch.inference_mode(False), torch.no_grad():  # parameters may become views of what is made here
+        """Look up every module's weight, merged as `merge` says."""
+        with torch.inference_mode(False), torch.no_grad():  # parameters may become views of tensors made here
             self.weights = Weights(self.model, self.shape.dtype, self.merge, self._originals, self.narrow)
             self.embed, self.head = self.weights.alone(self.core.embed_tokens), self.weights.alone(self.lm.lm_head)
             self.layers = [Layer(layer, self.options, self.weights) for layer in self.core.layers]
 
     def take(self) -> None:
-        """Look up every module's weight again, unless they are known."""
+        """Look up every module's weight again after `release`."""
         if not self.layers:
             self._look_up()
 
     def refresh(self) -> None:
-        """The weights changed: merge again, and make sure joined tensors are still the parameters' own."""
+        """The weights changed: merge adapters again, and make sure parameters are still views of joined tensors."""
         if self.weights.layers and self.weights.outdated:
             self._look_up()
             return
@@ -172,12 +174,12 @@ class BlockDriver(Driver):
                 weight.refresh()
 
     def release(self) -> None:
-        """Drop merged weights until `take`; the model is then as if there were no engine."""
+        """Drop merged weights until `take`, and restore weights that were merged in place."""
         self.layers, self.embed, self.head = [], None, None
         self.weights.release()
 
     def pointers(self) -> list[int]:
-        """Addresses of merged weights."""
+        """Addresses of merged weights, which CUDA graphs read."""
         return self.weights.pointers()
 
     def logits(
@@ -185,8 +187,8 @@ class BlockDriver(Driver):
     ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all); see `Driver`.
 
-        A norm begins each half of a block and the residual ends it, so the sum of one half and the norm of the next are
-        one operation: `h` is the residual, `x` its norm.
+        `h` [tokens, hidden] is the residual stream, `x` its norm. Attention and MLP each begin with a norm and end with
+        a residual addition, so `_join` does the addition of one and the norm of the next in one operation.
         """
         options = self.options
         with out_of_training(self.quiet):
@@ -196,30 +198,30 @@ class BlockDriver(Driver):
             rotations = self._rotations(h, positions)
             x, h = self._join(h, None, None, self.layers[0].norm1)
             for index, layer in enumerate(self.layers):
-                half = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step)
+                update = self._attend(index, layer, layer.qkv(x), rotations[layer.rotation], step)
                 final = index + 1 == len(self.layers)
-                if final and last is not None:  # of the other tokens only keys and values are needed
-                    half, h = half[last], h[last]
-                x, h = self._join(self.product_back(layer.o, half), h, layer.after1, layer.norm2)
+                if final and last is not None:  # the last layer needs only keys and values of the other tokens
+                    update, h = update[last], h[last]
+                x, h = self._join(self.project_out(layer.o, update), h, layer.after1, layer.norm2)
                 following = self.core.norm if final else self.layers[index + 1].norm1
-                half = self._mlp(layer, x) if layer.experts is None else call_experts(layer.experts, x)
-                x, h = self._join(half, h, layer.after2, following)
+                update = self._mlp(layer, x) if layer.experts is None else call_experts(layer.experts, x)
+                x, h = self._join(update, h, layer.after2, following)
             logits = linear(self.head, x, out)
         if options.logit_divisor == 1.0 and not options.logit_cap:
             return logits
         return self.finish_logits(logits, options.logit_divisor, options.logit_cap)
 
     def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any, **how: Any) -> tuple[Any, Tensor]:
-        """The residual with a half's result in it (through the norm `after` it), and the norm `before` the next.
+        """Add an update `x` to the residual stream `h`; returns the result, normed by `before`, and the result itself.
 
-        `how`: more options of `add_norm`.
+        `after`: a norm of the update. `how`: more options of `add_norm`.
         """
         o = self.options
         factor = 1.0 if h is None else o.factor
         return self.add_norm(x, h, before and before.weight, o.eps, o.form, after and after.weight, factor, **how)
 
     def _rotations(self, h: Tensor, positions: Tensor) -> dict[str, Any]:
-        """cos and sin [tokens, 1, dim], by the kinds of rotation that layers use."""
+        """cos and sin [tokens, 1, dim] of each kind of rotation that layers use."""
         rotations: dict[str, Any] = {}
         times = 2 if self.options.half_angles else 1
         for kind in {layer.rotation for layer in self.layers}:
@@ -228,7 +230,7 @@ class BlockDriver(Driver):
         return rotations
 
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Any:
-        """Attention [tokens, heads × dim] out of the joined product; where it suits a product in 8 bits, too."""
+        """Attention [tokens, heads × dim] from the joined qkv product; a subclass may return it in 8 bits."""
         shape = self.shape
         heads, both = shape.heads, shape.heads + shape.kv_heads
         qkv = qkv.view(len(qkv), both + shape.kv_heads, shape.head_dim)
@@ -243,11 +245,11 @@ class BlockDriver(Driver):
         return step.attend(index, q, k, v, layer.attention).flatten(1)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        """The second half: up, gated, and down."""
-        return self.product_back(layer.down, plain.gate(layer.gate_up(x), self.options.act))
+        """The MLP: gate and up projections, activation, down projection."""
+        return self.project_out(layer.down, plain.gate(layer.gate_up(x), self.options.act))
 
 
 def call_experts(experts: Any, x: Tensor) -> Tensor:
-    """The second half where it is a mixture of experts."""
-    out = experts(x[None])  # some families also return how they routed
+    """The MLP if it is a mixture of experts."""
+    out = experts(x[None])  # some families also return router logits
     return (out[0] if isinstance(out, tuple) else out).view(x.shape)  # type: ignore[no-any-return]

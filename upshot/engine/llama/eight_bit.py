@@ -1,9 +1,9 @@
-"""Projections in 8 bits (kernels/fp8.py): a copy of weights that are trained, or the only weights of a frozen model.
+"""Projections in 8 bits (E4M3, kernels/fp8.py): a copy of trained weights, or the only weights of a frozen model.
 
-`merged.MergedWeight` is the engine's copy, adapters merged, quantized again after every change, where it lies: captured
-steps go on reading it. `Linear8` takes a projection's place in a model that nobody trains (`narrow_projections`), whose
-weights then take half the memory, wherever they are swapped to. Both are read through `Projections8`. Embedding, head
-and norms stay as they are.
+For a trained model, `merged.MergedWeight` is the engine's copy with adapters merged; it is quantized again in place
+after every change, since CUDA graphs read its address. In a frozen model, `Linear8` replaces each projection
+(`narrow_projections`, called when models/local.py loads it), which halves the memory of its weights. Drivers read both
+through `Projections8`. Embedding, head and norms keep their dtype.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, merge_
 
 PROJECTIONS = (*(name for names in TOGETHER for name in names), "o_proj", "down_proj")
 FAMILIES8 = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
-"""Families whose block was run in 8 bits; what others add to it (experts, norms behind products) was not."""
+"""Families whose block was tested in 8 bits; what others add (experts, norms after projections) was not."""
 WAY_OUT = "leave it out to sample with the weights as they are"
 LARGEST, LEAST = 448.0, 1e-12
-"""The largest number of E4M3; zeros have a scale, too."""
+"""The largest number of E4M3, and the smallest scale, so that zeros do not divide by zero."""
 MOST_KEY_BIAS = 10.0
-"""In 8 bits a number is off by up to a sixteenth of itself. Around a large bias (Qwen2.5 is known for them) it is more
-than the difference between keys: with 60 log-probabilities were off by 0.55 on average instead of 0.08
-(benchmarks/key_biases.py)."""
+"""The largest bias of keys that may be kept in 8 bits. Rounding to 8 bits changes a number by up to a sixteenth. With a
+large bias (Qwen2.5 has such) that is more than the differences between keys: at a bias of 60 log-probabilities were off
+by 0.55 on average instead of 0.08 (benchmarks/key_biases.py)."""
 
 
 class Linear8(torch.nn.Module):
-    """A projection in 8 bits with one scale, in a model that is not trained."""
+    """A projection in 8 bits with one scale, in a frozen model."""
 
     def __init__(self, linear: torch.nn.Linear, scale: Tensor) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Linear8(torch.nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product in the dtype of x: what the engine's own is compared with."""
+        """The product in the dtype of x; the reference for the engine's own product in 8 bits."""
         return F.linear(x, (self.weight.float() * self.scale).to(x.dtype), self.bias)
 
 
 def narrow_projections(model: torch.nn.Module) -> None:
-    """Put `Linear8` in the place of every projection of the model's blocks; those of one input have one scale."""
+    """Replace every projection of the model's blocks by a `Linear8`; projections of one input share a scale."""
     for parent in list(model.modules()):
         for names in (*TOGETHER, ("o_proj",), ("down_proj",)):
             plain = {n: m for n, m in parent.named_children() if n in names and type(m) is torch.nn.Linear}
@@ -61,8 +61,7 @@ def narrow_projections(model: torch.nn.Module) -> None:
 
 
 class Projections8(Projections):
-    """Several projections of one input by one product in 8 bits; the input may be quantized already
-    (`ScaledRows`)."""
+    """Several projections of one input as one product in 8 bits; the input may be quantized already (`ScaledRows`)."""
 
     joined: Any
     """`merged.MergedWeight` or `Joined8`."""
@@ -71,11 +70,11 @@ class Projections8(Projections):
         self.modules, self.joined = list(modules), joined
 
     def __call__(self, x: Any) -> Any:
-        """All results, one after the other in each row, maybe with rows still to be scaled (`ScaledRows`)."""
+        """Results [rows, n] side by side; as `ScaledRows` if the reader still has to scale the rows."""
         return self._product(x, False)
 
     def in_parts(self, x: Any) -> Any:
-        """The same, or where that is faster the float32 parts of its sum [parts, rows, n], which `add_norm` adds up."""
+        """The same; if split-K is faster, as float32 partial sums [parts, rows, n], which `add_norm` adds up."""
         return self._product(x, self.joined.bias is None)
 
     def _product(self, x: Any, parts: bool) -> Any:
@@ -90,7 +89,7 @@ class Projections8(Projections):
 
 
 class Joined8:
-    """Frozen projections of one input: views of one tensor, where they are not that already."""
+    """Frozen projections of one input, made views of one tensor."""
 
     def __init__(self, modules: Sequence[Linear8], dtype: torch.dtype) -> None:
         self.modules, self.dtype = modules, dtype
@@ -100,20 +99,20 @@ class Joined8:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look where they lie; nothing else of them changes."""
+        """Look up their addresses again; their values never change."""
         self.weight, self.scale = join_rows([module.weight for module in self.modules]), self.modules[0].scale
         biases = [module.bias.detach() for module in self.modules if module.bias is not None]
-        if biases:  # in its place: captured steps go on reading it
+        if biases:  # in place, because CUDA graphs read this address
             self.bias = torch.cat(biases, out=self.bias)
 
 
 def quantize_together(modules: Sequence[Any], values: Sequence[Tensor], scale: Tensor) -> None:
-    """Weights of several projections with their adapters in them, in 8 bits with one scale."""
+    """Quantize the weights of several projections, adapters merged, with a common scale, into `values` and `scale`."""
     from upshot.engine.kernels.fp8 import MOST_RANK, ScaledRows, quantize_weight
 
     weights = [(base_weight(module), adapters_of(module), out) for module, out in zip(modules, values, strict=True)]
     scale.fill_(LEAST)
-    for write in (False, True):  # first they raise the scale to what they need
+    for write in (False, True):  # the first pass raises the scale to the largest one needed
         for base, parts, out in weights:
             if not parts:
                 quantize_weight(base, None, ScaledRows(out, scale), write)
@@ -125,7 +124,7 @@ def quantize_together(modules: Sequence[Any], values: Sequence[Tensor], scale: T
 
 
 def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> None:
-    """`UserError` where the engine cannot sample in 8 bits; `fused`: whether it has the block's kernels for it."""
+    """`UserError` if the engine cannot use weights in 8 bits; `fused`: whether the fused driver can be used."""
     asked = "weights: fp8 (model.engine.weights, models.NAME.weights)"
     if settings.exact:
         raise UserError(f"{asked} and exact log-probabilities cannot be combined; leave one of them out")
@@ -143,7 +142,7 @@ def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> Non
 
 
 def check_eight_bit_cache(model: torch.nn.Module, shape: Any, settings: Any, fused: bool) -> None:
-    """`UserError` where keys and values cannot be kept in 8 bits; `fused`: whether there are the block's kernels."""
+    """`UserError` if keys and values cannot be kept in 8 bits; `fused`: whether the fused driver can be used."""
     asked = "kv: fp8 (model.engine.kv, models.NAME.kv)"
     if settings.exact:
         raise UserError(f"{asked} and exact log-probabilities cannot be combined; leave one of them out")
@@ -161,7 +160,7 @@ def check_eight_bit_cache(model: torch.nn.Module, shape: Any, settings: Any, fus
 
 
 def check_projections(modules: Sequence[Any]) -> None:
-    """`UserError` where a projection cannot be quantized."""
+    """`UserError` if a projection cannot be quantized."""
     for module in modules:
         if not can_merge(module):
             raise UserError(f"weights: fp8 needs adapters that can be merged, not {type(module).__name__}; {WAY_OUT}")

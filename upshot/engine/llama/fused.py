@@ -1,4 +1,4 @@
-"""The block on a GPU: the model's own weights (projections joined), few kernels between their products."""
+"""`FusedDriver`: the decoder block with Triton kernels between its matrix products. select.py prefers it on GPUs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from upshot.engine.llama.linear import Projections, linear
 from upshot.engine.llama.shape import Shape
 
 
-def gate_projections(x: Tensor, way_up: Projections, act: int = SILU) -> Tensor:
-    """The MLP's gate and up projections, gated; in one kernel where that is faster."""
-    joined = way_up.joined
+def gate_projections(x: Tensor, gate_up: Projections, act: int = SILU) -> Tensor:
+    """act(gate projection) × up projection of x [rows, hidden]; in one kernel if that is faster."""
+    joined = gate_up.joined
     if joined is not None and joined.bias is None:
         tile = gated_tile(x, joined.weight)
         if tile is not None:
             return gated_product(x, joined.weight, tile, act)
-    return gate(way_up(x), act)
+    return gate(gate_up(x), act)
 
 
-def product_back(module: Any, x: Any) -> Tensor:
-    """What is added to the residual; of few rows in the MLP as float32 parts of its long sum [parts, rows, n], which
+def project_out(module: Any, x: Any) -> Tensor:
+    """The output projection of attention or MLP, [rows, n]; or split-K, as float32 partial sums [parts, rows, n] that
     `add_norm` adds up.
 
-    One product of few rows and columns leaves most of the GPU idle: four at once are a quarter faster.
+    The MLP's down projection of few rows leaves most of the GPU idle; in four parts it is a quarter faster.
     """
     if isinstance(module, Projections8):
         return module.in_parts(x)
@@ -52,15 +52,15 @@ def product_back(module: Any, x: Any) -> Tensor:
 
 
 class FusedDriver(BlockDriver):
-    """The same block with the kernels of norm, rotary, gate and attention between matrix products."""
+    """`BlockDriver` with Triton kernels for norms, rotation, gate and attention."""
 
     add_norm = staticmethod(add_norm)
     finish_logits = staticmethod(finish_logits)
-    product_back = staticmethod(product_back)
+    project_out = staticmethod(project_out)
 
     def __init__(self, model: torch.nn.Module, shape: Shape, *how: Any) -> None:
         super().__init__(model, shape, *how)
-        # Tables of all positions, read by position: a captured step must not depend on the positions of one batch.
+        # cos and sin of all positions, which kernels index: a CUDA graph must not depend on the positions of one batch.
         positions = torch.arange(shape.max_length + 1, device=shape.device)
         with torch.no_grad():
             like = torch.empty(1, dtype=shape.dtype, device=shape.device)
@@ -76,14 +76,14 @@ class FusedDriver(BlockDriver):
     def _attend(self, index: int, layer: Layer, qkv: Tensor, rotation: Any, step: AttentionStep) -> Any:
         cos, sin = rotation if layer.rotates else self._still[layer.rotation]
         out = step.rotate_attend(index, qkv, cos, sin, layer.head_norms, layer.attention)  # type: ignore[attr-defined]
-        return out.flatten(1) if isinstance(out, Tensor) else out  # rows in 8 bits are flat
+        return out.flatten(1) if isinstance(out, Tensor) else out  # in 8 bits it is flat already
 
     def _join(self, x: Tensor, h: Tensor | None, after: Any, before: Any, **how: Any) -> tuple[Any, Tensor]:
-        if self.narrow and before not in (None, self.core.norm):  # the head reads what the model's dtype holds
+        if self.narrow and before not in (None, self.core.norm):  # the head is not in 8 bits
             how["narrow"] = True
         return super()._join(x, h, after, before, **how)
 
     def _mlp(self, layer: Layer, x: Any) -> Tensor:
         act = self.options.act
         gated = gate(layer.gate_up(x), act, narrow=True) if self.narrow else gate_projections(x, layer.gate_up, act)
-        return self.product_back(layer.down, gated)
+        return self.project_out(layer.down, gated)

@@ -1,7 +1,7 @@
-"""What is known of PEFT's adapters: which there are on a module, what they add, what lies below them.
+"""Reads PEFT's adapters: which ones a module has, what they add to its weight, and the weight itself.
 
-The engine puts them into weights (merged.py); the learner computes them beside their weights
-(training/learner/forward/lora_linear.py). Both call anything else than a low-rank adapter as a module.
+The engine merges low-rank adapters into weights (merged.py); the learner computes them as separate products
+(training/learner/forward/lora_linear.py). Both call other adapters as modules.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from torch import Tensor
 
 KINDS = ("Linear", "Embedding", "Linear4bit")
 CHUNK = 1 << 24
-"""Weights computed at once: 64 MiB in float32, so that little is needed beside the result."""
+"""Elements merged at a time: 64 MiB in float32, to bound the temporary memory."""
 
 
 class Adapter(NamedTuple):
-    """What a low-rank adapter adds to a weight: scale × up × down; `magnitude`: DoRA's norms of the result's rows."""
+    """A low-rank adapter: it adds scale × up [rows, rank] × down [rank, columns] to a weight [rows, columns].
+
+    `magnitude` [rows]: DoRA's norms of the rows of the result.
+    """
 
     up: Tensor
     down: Tensor
@@ -27,7 +30,7 @@ class Adapter(NamedTuple):
 
 
 def own_module(module: Any) -> Any:
-    """What a module computes with: of a whole module kept by an adapter (modules_to_save), the trained one."""
+    """The module that computes: for a module that PEFT trains as a whole (modules_to_save), its trained copy."""
     saved = getattr(module, "modules_to_save", None)
     active = getattr(module, "active_adapters", None)
     if saved is None or not active or module.disable_adapters:
@@ -41,14 +44,14 @@ def is_plain(module: Any) -> bool:
 
 
 def can_merge(module: Any) -> bool:
-    """Whether the module is plain, or an adapter that can be put into its weight."""
+    """Whether the module is plain, or has adapters that can be merged into its weight."""
     if is_plain(module):
         return True
     kind = type(module)
     if not kind.__module__.startswith("peft.tuners.lora") or kind.__name__ not in KINDS:
         return False
     if kind.__name__ == "Embedding" and not is_plain(module.get_base_layer()):
-        return False  # it does more than look up (Gemma multiplies)
+        return False  # it does more than look up (Gemma's also multiplies)
     if getattr(module, "fan_in_fan_out", False) or module.merged or any(module.lora_bias.values()):
         return False
     active = _active(module)
@@ -64,7 +67,7 @@ def _active(module: Any) -> list[str]:
 
 
 def adapters_of(module: Any) -> list[Adapter]:
-    """What the adapters of a module add now; nothing where they are switched off."""
+    """The active adapters of a module; none if they are switched off."""
     if is_plain(module) or module.disable_adapters:
         return []
     adapters = []
@@ -79,7 +82,7 @@ def adapters_of(module: Any) -> list[Adapter]:
 
 
 def linear_below(module: Any) -> torch.nn.Linear | None:
-    """The plain projection that a module is, or that a LoRA layer is around; None where it is something else."""
+    """The plain projection that a module is or that its LoRA layer wraps; None for other modules."""
     if type(module) is torch.nn.Linear:
         return module
     if type(module).__module__ == "peft.tuners.lora.layer" and type(module).__name__ == "Linear":
@@ -89,12 +92,12 @@ def linear_below(module: Any) -> torch.nn.Linear | None:
 
 
 def separate_adapters(module: Any) -> list[Adapter] | None:
-    """The adapters of a `linear_below` as products of their own; None where only the module itself can do what they do
-    (DoRA, dropout …)."""
+    """The adapters of a `linear_below` that can be computed as separate products; None if only the module itself can
+    compute them (DoRA, dropout …)."""
     if is_plain(module) or (module.merged and not module.disable_adapters):
         return []
     if module.disable_adapters:
-        return None if module.merged else []  # the module takes a merged adapter out again
+        return None if module.merged else []  # only the module can take a merged adapter out again
     for name in _active(module):
         odd = name in getattr(module, "lora_variant", {}) or getattr(module, "use_dora", {}).get(name, False)
         dropout = module.lora_dropout[name]
@@ -104,7 +107,7 @@ def separate_adapters(module: Any) -> list[Adapter] | None:
 
 
 def base_weight(module: Any) -> Tensor:
-    """The weight below the adapter; of a quantized one what its numbers stand for."""
+    """The weight below the adapters, dequantized if it is quantized."""
     base = module if is_plain(module) else module.get_base_layer()
     if is_plain(base):
         return base.weight.detach()
@@ -114,7 +117,7 @@ def base_weight(module: Any) -> Tensor:
 
 
 def merge_chunks(base: Tensor, parts: list[Adapter]) -> Iterator[tuple[slice, Tensor]]:
-    """Chunks of rows of a weight with its adapters merged, in float32; nothing if there are no adapters."""
+    """Chunks of rows of a weight with its adapters merged, in float32; no chunks if there are no adapters."""
     size = max(1, CHUNK // base.shape[1])
     for at in range(0, len(base) if parts else 0, size):
         rows = slice(at, at + size)

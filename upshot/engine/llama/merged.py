@@ -1,9 +1,10 @@
 """Adapters merged into weights, so that LoRA (rsLoRA, DoRA) samples as fast as a model without adapters.
 
-Merged weights are the engine's own copy; the model's weights stay unchanged for the learner, the reference and other
-readers. If there is no memory for a copy, merged weights can replace the model's while only the engine reads it; they
-are restored bit for bit from a copy in host memory. W + scale × B × A is computed in float32 and rounded once to the
-model's dtype, after every change of the weights. Other adapters are called as modules.
+Drivers look up all weights through `Weights`. By default, merged weights are the engine's own copy, and the model's
+weights stay unchanged for the learner and the reference. If there is no memory for a copy, merged weights can replace
+the model's while only the engine uses it (`in place`); they are restored bit for bit from a copy in host memory.
+W + scale × B × A is computed in float32 and rounded once to the model's dtype, after every change of the weights. Other
+adapters are called as modules.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Merging = Literal["copy", "in place", "never"]
 
 
 def write_merged(module: Any, out: Tensor) -> None:
-    """The module's weight with its adapters in it; `out` may be that weight itself."""
+    """Write the module's weight with its adapters merged to `out`, which may be that weight itself."""
     base, parts = base_weight(module), adapters_of(module)
     with torch.no_grad():
         if not parts:
@@ -33,8 +34,8 @@ def write_merged(module: Any, out: Tensor) -> None:
 
 
 class MergedWeight:
-    """Weights of several projections side by side, with their adapters in them, in a tensor of the engine's own; or
-    `narrow`, in 8 bits with one scale, for products of `dtype`."""
+    """A copy of several projections' weights [rows, columns] with their adapters merged; with `narrow`, in 8 bits with
+    one scale, for products in `dtype`. Its address stays the same, because CUDA graphs read it."""
 
     def __init__(self, modules: Sequence[Any], dtype: torch.dtype, narrow: bool = False) -> None:
         if narrow:
@@ -50,7 +51,7 @@ class MergedWeight:
         self.refresh()
 
     def refresh(self) -> None:
-        """Merge the adapters as they are now."""
+        """Merge the adapters' present values."""
         sizes = [_shape(module)[0] for module in self.modules]
         rows = self.weight.split(sizes)
         if self.scale is not None:
@@ -64,7 +65,7 @@ class MergedWeight:
 
 
 def _shape(module: Any) -> tuple[int, int]:
-    """Rows and columns of the weight; a quantized tensor does not show them."""
+    """Rows and columns of the weight; the shape of a quantized tensor does not tell."""
     if isinstance(module, torch.nn.Embedding) or "Embedding" in type(module).__name__:
         rows, columns = base_weight(module).shape
         return rows, columns
@@ -72,7 +73,7 @@ def _shape(module: Any) -> tuple[int, int]:
 
 
 class BorrowedWeight:
-    """The weight of one projection below its adapter: merged where it lies, until it is given back."""
+    """A projection's own weight with its adapter merged in place, until `give_back`."""
 
     def __init__(self, module: Any, originals: dict[int, Tensor]) -> None:
         self.module = module
@@ -85,23 +86,23 @@ class BorrowedWeight:
         self.refresh()
 
     def refresh(self) -> None:
-        """Merge what the adapters are now."""
+        """Merge the adapters' present values."""
         self.give_back()
         write_merged(self.module, self.weight)
         self._merged = True
 
     def give_back(self) -> None:
-        """The weight as it was."""
+        """Restore the weight."""
         if self._merged:
             self.weight.copy_(self._original, non_blocking=True)
         self._merged = False
 
 
 class Weights:
-    """Where a driver reads projections, embedding and head: the model's own tensors, or merged ones.
+    """The weights of projections, embedding and head that a driver reads: the model's own tensors, or merged ones.
 
-    A model that nobody trains and whose adapters add nothing (a copy of the policy as it was before its first step)
-    shares its weights with whoever else has them.
+    A frozen model whose adapters add nothing (a copy of the policy before its first step) is read without merging, so
+    that it shares its weights with the policy.
     """
 
     def __init__(
@@ -116,15 +117,17 @@ class Weights:
         self.narrow = narrow
         """Whether the projections of blocks are read in 8 bits."""
         self.originals = originals
-        """On the host, of weights merged in place: below an adapter nothing is trained, so once is enough."""
+        """Host copies of weights that are merged in place; made once, as weights below an adapter are not trained."""
         self.layers = [m for m in model.modules() if hasattr(m, "lora_variant")]
-        """All adapters."""
+        """All modules with adapters."""
         counts = Counter(id(m.weight) for m in model.modules() if is_plain(m))
         self._tied = {weight for weight, count in counts.items() if count > 1}
-        """Weights that two modules read (embedding and head): one's adapter must not reach the other."""
+        """Weights of two modules (embedding and head): the adapter of one must not change the other."""
         self.trained = any(p.requires_grad for p in model.parameters())
         self.held: list[OneWeight | BorrowedWeight] = []
+        """Joined, merged and borrowed weights, which `refresh` brings up to date."""
         self.shares = self._may_share()
+        """Whether adapters are ignored because they add nothing."""
 
     def _may_share(self) -> bool:
         if not self.layers or self.merge != "copy" or self.trained or self.narrow:
@@ -135,11 +138,11 @@ class Weights:
 
     @property
     def outdated(self) -> bool:
-        """Whether adapters that added nothing now do, or the reverse; then every projection must be looked up again."""
+        """Whether `shares` has changed; then every projection must be looked up again."""
         return self.shares != self._may_share()
 
     def together(self, modules: Sequence[Any]) -> Projections:
-        """Projections of one input."""
+        """Projections of one input, joined if possible."""
         if self.narrow:
             return self._narrow(modules)
         targets = [self._target(module) for module in modules]
@@ -158,11 +161,11 @@ class Weights:
         return Projections8(inner, joined)
 
     def single(self, module: Any) -> Any:
-        """A projection of a block that shares its input with no other."""
+        """A projection of a block with an input of its own (o, down)."""
         return self._narrow([module]) if self.narrow else self.alone(module)
 
     def alone(self, module: Any) -> Any:
-        """A projection, an embedding or the head: a plain module, or one to be called."""
+        """A projection, an embedding or the head, as a plain module if possible; other modules are called."""
         target = self._target(module)
         if is_plain(target):
             self._lend([module])
@@ -171,7 +174,7 @@ class Weights:
             return target
         merged = MergedWeight([target], self.dtype)
         self.held.append(merged)
-        # A plain module around a merged weight; it is not part of the model and not trained.
+        # A plain module around the merged weight; it is not part of the model.
         rows, columns = merged.weight.shape
         plain: torch.nn.Module
         if "Embedding" in type(target).__name__:
@@ -184,7 +187,7 @@ class Weights:
         return plain
 
     def _target(self, module: Any) -> Any:
-        """What is read of a module: itself, or the plain one below its adapter where that is as good or will be."""
+        """The module to read: the plain one below an adapter that adds nothing or is merged in place, else itself."""
         inner = own_module(module)
         if is_plain(inner) or not (self.shares or self.merge == "in place") or not can_merge(inner):
             return inner
@@ -194,21 +197,22 @@ class Weights:
         return below
 
     def _lend(self, modules: Sequence[Any]) -> None:
+        """Merge adapters in place if that is asked for."""
         if self.merge == "in place":
             self.held += [BorrowedWeight(m, self.originals) for m in map(own_module, modules) if not is_plain(m)]
 
     def release(self) -> None:
-        """Restore weights that belong to the model, and drop the engine's own."""
+        """Restore weights that were merged in place, and drop the engine's own."""
         for held in self.held:
             if isinstance(held, BorrowedWeight):
                 held.give_back()
         self.held.clear()
 
     def pointers(self) -> list[int]:
-        """Addresses of merged weights; captured steps read from them."""
+        """Addresses of merged weights, which CUDA graphs read."""
         return [held.weight.data_ptr() for held in self.held if isinstance(held, MergedWeight)]
 
 
 def unmerged_weights() -> Weights:
-    """Every module unchanged."""
+    """Weights that read every module as it is."""
     return Weights(torch.nn.Module(), torch.float32, "never", {})

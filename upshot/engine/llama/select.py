@@ -1,8 +1,8 @@
-"""Which driver computes a model's logits: the leanest one that computes what the model computes.
+"""Chooses the driver of a model: the leanest one whose logits agree with the model's own. Both runners call it.
 
-A driver is tried on a short prompt, read in two chunks and then id by id, and its logits are compared with the model's
-own forward; in exact mode bit for bit with the learner's. Where the model's own modules are called, tokens must see
-each other in attention alone: other state is in no page.
+A driver prefills a short prompt in two chunks and decodes two ids; its logits are compared with the model's own
+forward, in exact mode bit for bit with the learner's exact forward. A driver that calls the model itself also needs a
+model whose tokens influence each other through attention only, as other state is not in the KV pages.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from upshot.engine.scheduler import Chunk
 from upshot.engine.sequence import Rules, Sequence
 
 IDS = 12
+"""Ids of the prompt on which drivers are compared."""
 
 
 def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: bool) -> list[Callable[[], Driver]]:
-    """Drivers that may suit the model, the leanest first; `kernels`: those that bring the GPU's kernels, too."""
+    """Constructors of drivers that may suit the model, the leanest first; `kernels`: with the Triton one."""
     lean, narrow = settings.lean and is_block_family(model), settings.weights == "fp8"
     if narrow:
         check_eight_bits(family_of(model), shape, settings, lean and kernels)
@@ -53,7 +54,7 @@ def drivers_of(model: torch.nn.Module, shape: Shape, settings: Any, kernels: boo
 
         makers.insert(0, lambda: FusedDriver(model, shape, settings.merge, narrow, settings.kv == "fp8"))
         if narrow or settings.kv == "fp8":
-            makers = makers[:1]  # no other driver has products in 8 bits, nor stores keys and values so
+            makers = makers[:1]  # no other driver supports 8 bits
     return makers
 
 
@@ -64,8 +65,7 @@ def select_driver(
     kernels: bool,
     check: Callable[[Driver], str | None] | None = None,
 ) -> Driver:
-    """The first driver in which `check` (default: `disagreement`) finds nothing wrong; `UserError` if no driver
-    fits."""
+    """The first driver for which `check` (default: `disagreement`) returns None; `UserError` if there is none."""
     check = check or partial(disagreement, model)
     makers = drivers_of(model, shape, settings, kernels)
     reasons: list[str] = []
@@ -86,7 +86,7 @@ def disagreement(
 ) -> str | None:
     """None if the driver's logits agree with the model's; else what differs.
 
-    `drive` computes the logits of the last three of some ids, read in chunks and one by one; default: on the CPU.
+    `drive` computes the driver's logits of the last three ids; default: `drive_on_cpu`.
     """
     ids = [(7 * i + 3) % driver.shape.vocab for i in range(IDS)]
     try:
@@ -106,7 +106,7 @@ def _compare(model: torch.nn.Module, driver: Driver, drive: Callable[[], Tensor]
         wrong = int((got != expected).sum())
         return f"{wrong} of {got.numel()} logits are not bitwise the learner's" if wrong else None
     reason = _gap(got, expected, driver)
-    # In 16 bits large numbers (biases of keys) may round the whole to something else; then each block decides.
+    # In 16 bits rounding of large numbers (biases of keys) may change the whole; then compare block by block.
     if reason and driver.by_block and driver.shape.dtype != torch.float32:
         return _gap_of_blocks(model, driver, drive, ids)
     return reason
@@ -121,10 +121,7 @@ def _gap(got: Tensor, expected: Tensor, driver: Driver) -> str | None:
 
 
 def _gap_of_blocks(model: torch.nn.Module, driver: Any, drive: Callable[[], Tensor], ids: list[int]) -> str | None:
-    """None if every block by itself, between embedding and head, agrees with the model's own; else what differs.
-
-    In 8 bits each product is off by some hundredths; so is a block where a rounding chooses another expert.
-    """
+    """None if every block by itself, between embedding and head, agrees with the model's own; else what differs."""
     layers = driver.layers
     try:
         with busy_adapters(model):
@@ -143,11 +140,11 @@ def _gap_of_blocks(model: torch.nn.Module, driver: Any, drive: Callable[[], Tens
 
 
 def _both(model: torch.nn.Module, driver: Any, drive: Callable[[], Tensor], ids: list[int]) -> tuple[Tensor, Tensor]:
-    """The logits expected of a driver and those it gives; where it merges adapters, it has no hand in the former."""
+    """The expected logits and the driver's, with random adapters; adapters are not merged during the former."""
     if not driver.has_adapters:
         with busy_adapters(model):
             return expected_logits(model, driver, ids), drive()
-    # A driver that shares another model's weights would need its own copy as soon as its adapters had values.
+    # A driver that ignores adapters because they add nothing would need a copy of all weights if they had values.
     busy = nullcontext() if driver.weights.shares else busy_adapters(model)
     driver.release()
     try:
@@ -168,7 +165,7 @@ def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> T
     if not isinstance(driver, ExactDriver):
         return plain
     forward = ExactForward(driver.mode.kernels)
-    # The third of three rows: not where the driver computes them.
+    # As the third of three rows, so that a result that depends on its place in the batch differs.
     rows = torch.tensor([ids[5:] + ids[:5], ids[::-1], ids])
     with forward.attention(model), forward.operations():
         exact = plain_logits(model, rows)
@@ -179,7 +176,7 @@ def expected_logits(model: torch.nn.Module, driver: Driver, ids: list[int]) -> T
 
 
 def drive_on_cpu(driver: Driver, ids: list[int]) -> Tensor:
-    """Logits of the last three ids: two chunks of the prompt, then one id at a time."""
+    """Logits [3, vocab] of the last three ids: two prefill chunks, then two decode steps."""
     shape = driver.shape
     seq = Sequence(list(ids), Rules(), pages=list(range(1, 5)))
     store = Store(shape, n_pages=5, page_size=4)

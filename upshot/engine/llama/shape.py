@@ -1,4 +1,7 @@
-"""What a transformers model is to the engine: its causal LM, the shape of its cache, and whether it can be driven."""
+"""Reads from a transformers model what the engine needs: sizes of the KV cache, and whether it can be driven at all.
+
+`Engine` calls `shape_of` first; everything else here is shared with drivers and the learner.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from upshot.core.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the cache must hold."""
+    """Sizes of the KV cache and the vocabulary; `max_length`: ids of prompt and reply together."""
 
     layers: int
     heads: int
@@ -25,12 +28,12 @@ class Shape:
 
 
 def causal_lm(model: torch.nn.Module) -> Any:
-    """The causal LM inside adapter wrappers."""
+    """The causal LM itself, without PEFT's wrapper."""
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
 
 
 def shape_of(model: torch.nn.Module) -> Shape:
-    """The cache's shape, or a `UserError` that says why the model cannot be driven."""
+    """The model's sizes, or a `UserError` that says why the engine cannot drive it."""
     lm = causal_lm(model)
     name = type(lm).__name__
     config = getattr(lm, "config", None)
@@ -60,21 +63,21 @@ def shape_of(model: torch.nn.Module) -> Shape:
 
 
 def attention_sizes(text: Any) -> tuple[int, int, int]:
-    """Heads of queries, heads of keys and their width, by a text configuration; zeros where nothing attends."""
+    """Number of query heads, of key heads, and their width; zeros for a model without attention."""
     heads = getattr(text, "num_attention_heads", None) or 0
     width = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
     return heads, getattr(text, "num_key_value_heads", None) or heads, width
 
 
 def odd_layers(lm: Any) -> str | None:
-    """Which layers attend neither to everything nor to a window, by the model's configuration; None: there are none."""
+    """A message about layers without full or sliding-window attention, by the configuration; None if there are none."""
     kinds = set(getattr(lm.config.get_text_config(), "layer_types", None) or ())
     odd = sorted(kinds - {"full_attention", "sliding_attention"})
     return f"layers of type {', '.join(odd)} keep other state than keys and values" if odd else None
 
 
 def configs_of(lm: Any) -> list[Any]:
-    """Every configuration that says which attention a part of the model uses."""
+    """Every configuration object from which a part of the model reads its attention implementation."""
     configs = {id(c): c for c in (lm.config, lm.config.get_text_config())}
     for module in lm.modules():
         config = getattr(module, "config", None)
