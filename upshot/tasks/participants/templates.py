@@ -1,4 +1,4 @@
-"""What a model is shown: prompt templates (files beside this one, or your own by path), and conversations as lines."""
+"""Texts for models: prompt templates (files beside this one, or your own by path), and conversations as lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def template_source(name: str) -> str:
 def _compile(name: str) -> Any:
     from jinja2 import Environment, StrictUndefined
 
-    # Values are data, never templates: nothing a model says is rendered a second time.
+    # Values are data, never templates: what a model says is not rendered again.
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
     return environment.from_string(template_source(name))
 
@@ -59,5 +59,5 @@ def as_text(value: Any) -> str:
 
 
 def task_of(conversation: Conversation, fallback: str) -> str:
-    """What the conversation is about, in the row's own words (`task_desc`) where it has any."""
+    """What the conversation is about: the row's `task_desc`, if it has one."""
     return str(conversation.row.meta.get("task_desc") or fallback)
