@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from upshot.core.errors import UserError
 from upshot.tasks.base import Task, tasks
-from upshot.tasks.datasets.parquet import write_parquet
 from upshot.tasks.datasets.records import row_of
 
 SAMPLE = Path(__file__).parent / "gsm8k_sample.jsonl"
@@ -46,7 +47,7 @@ def test_verl_parquet_keeps_its_own_prompt_source_and_extra(tmp_path: Path) -> N
         }
         for n in range(10)
     ]
-    write_parquet(tmp_path / "train.parquet", rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
     row = tasks.create("gsm8k", {"file": str(tmp_path / "train.parquet")}).rows("train")[0]
     assert row.messages[0].content.endswith("Answer after ####.")
     assert row.source == "openai/gsm8k"

@@ -41,9 +41,10 @@ def wishes(count: int) -> list[Row]:
 def test_a_thousand_rows_with_a_thousand_goals_are_found_by_their_own_goal(tmp_path: Path) -> None:
     rows = wishes(1000)
     file = tmp_path / "data" / "train.json"
-    assert write_rows(file, rows, "train") == 1000
-    book = RowIndex(Wishes(rows))
-    for number, record in enumerate(json.loads(file.read_text())):
+    write_rows(file, rows, "train")
+    book, records = RowIndex(Wishes(rows)), json.loads(file.read_text())
+    assert len(records) == 1000
+    for number, record in enumerate(records):
         assert book.row(record["extra_info"]).goal.number == number == record["index"]
         assert record["agent_name"] == "upshot" and "guess" not in json.dumps(record), "nothing of the row travels"
 

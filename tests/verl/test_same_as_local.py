@@ -178,7 +178,7 @@ def given_rows(
 ) -> tuple[list[TrainedRow], list[tuple[Rollout, Trajectory]]]:
     """The rows of a step with what verl would compute of them."""
     replies = [reply for group in groups for reply in group]
-    rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0, alone) if row.trains]
+    rows = [(reply, row) for reply in replies for row in trajectories_of(reply, 0, alone) if any(row.response_mask)]
     places = [place for reply in replies for place in places_of(reply, alone)]
     given = []
     for place, (_, row) in zip(places, rows, strict=True):

@@ -167,7 +167,7 @@ def test_a_step_in_which_nothing_can_be_learned_keeps_a_row_that_trains_nothing(
     groups = on_verl(recipe, some(recipe, 3), 0, lambda prompt, seed: DOWN)
     trainer = trainer_of(recipe, Buffer(queue, groups))
     batch, _ = trainer.replies.sample(1, "train", 1)
-    assert len(batch.keys) == 1 and not trainer._teaches()
+    assert len(batch.keys) == 1 and not trainer.replies.places
     trainer._compute_advantage(batch, {})
     assert queue.rows[batch.keys[0]]["response_mask"].tolist() == [0]
 

@@ -126,7 +126,7 @@ def test_verls_trainer_calls_what_ours_overrides() -> None:
 
     from upshot.verl.adapters.trainer import AheadTrainer, LocalLearning
 
-    own = ("_rows", "_read_measures", "_teaches", "_play_on", "_pick_rows")
+    own = ("_rows", "_read_measures", "_play_on", "_pick_rows")
     for name, ours in {**vars(AheadTrainer), **vars(LocalLearning)}.items():
         theirs = getattr(PPOTrainer, name, None)
         if callable(ours) and not name.startswith("__") and name not in own:

@@ -151,7 +151,7 @@ def test_what_verl_would_truncate_silently_is_missing_with_the_reason() -> None:
     for lengths in ((3, 50), (200, 2)):
         found = play(made(), manager, order(HALF_SAID))
         refuse_long(found, *lengths)
-        assert found.reward.total.reason == Reason.TOO_LONG and not trajectories_of(found, 7)[0].trains
+        assert found.reward.total.reason == Reason.TOO_LONG and not any(trajectories_of(found, 7)[0].response_mask)
 
 
 def test_an_episode_too_long_for_verl_keeps_the_turns_that_fit_and_counts_as_the_worst() -> None:
@@ -161,7 +161,7 @@ def test_an_episode_too_long_for_verl_keeps_the_turns_that_fit_and_counts_as_the
     found = Rollout(Conversation(Row("r", (opening,)), turns=tuple(turns)), reward=Reward(Score(1.0)))
     refuse_long(found, 10, 3)
     assert found.reward.total.reason == Reason.TOO_LONG and found.conversation.ids == [1, 2, 3]
-    assert not trajectories_of(found, 7)[0].trains
+    assert not any(trajectories_of(found, 7)[0].response_mask)
     assert trajectories_of(found, 7, maybe=True) == [Trajectory([1, 2], [3], [1], [-0.5])]
 
 
@@ -283,7 +283,7 @@ def test_text_that_spells_special_tokens_is_sent_to_the_servers_as_text() -> Non
 
     async def ask() -> None:
         with use_link(ConversationLink(manager, "c")):
-            await model.generate(Request([message.to_dict() for message in messages], Sampling(4)))
+            await model.generate(Request(messages, Sampling(4)))
 
     asyncio.run(ask())
     ((_, prompt, _, _),) = manager.asked

@@ -15,7 +15,6 @@ exactly what training plays and scores.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -29,9 +28,9 @@ from upshot.config.model_spec import ModelSpec
 from upshot.config.recipe import Named
 from upshot.config.sampling import Sampling
 from upshot.config.validation import check_value
-from upshot.core.conversation import Conversation, Message, Row, messages_from
+from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.errors import UserError, did_you_mean, user_error_in
-from upshot.core.event_loop import run_anywhere
+from upshot.core.event_loop import gather, run_anywhere
 from upshot.models.base import Model
 from upshot.models.client.budget import Budget
 from upshot.models.scripted import AbsentPolicy
@@ -86,11 +85,11 @@ async def reward_async(
 
 
 async def _reward(messages: Messages, replies: str | Replies, options: RewardOptions) -> Rollout | list[Rollout]:
-    many = [replies] if isinstance(replies, str) else list(check_value("replies", replies, list[str]))
+    texts = [replies] if isinstance(replies, str) else list(check_value("replies", replies, list[str]))
     chosen = check_options(options)
     row = Row("row", read_messages(messages), chosen["goal"], chosen["reference"], "api", chosen["meta"] or {})
     async with open_scorer(**{name: value for name, value in options.items() if name not in FACTS}) as scorer:
-        replied = RecordedReplies(row, tuple(many)).conversations(chosen["seed"]) if many else []
+        replied = RecordedReplies(row, tuple(texts)).conversations(chosen["seed"]) if texts else []
         scored = await scorer.score_all(replied)
     return scored[0] if isinstance(replies, str) else scored
 
@@ -118,7 +117,7 @@ def read_messages(messages: Messages) -> tuple[Message, ...]:
         )
         if not isinstance(message, Message) and not whole:
             raise UserError(f"messages[{place}] is {message!r:.80}: a message is {{'role': …, 'content': 'text'}}")
-    return tuple(m if isinstance(m, Message) else messages_from([m])[0] for m in messages)
+    return tuple(m if isinstance(m, Message) else Message.from_dict(m) for m in messages)
 
 
 def check_options(options: Mapping[str, Any]) -> RewardOptions:
@@ -162,22 +161,15 @@ class Scorer:
 
     async def score_all(self, conversations: Sequence[Conversation]) -> list[Rollout]:
         """Play and score the futures of conversations whose last turn is the reply, all at once."""
-        for conversation in conversations:
-            self._mark_overlong(conversation)
+        for conversation in conversations if self.max_tokens else ():
+            turn = conversation.turns[-1]
+            text = f"{turn.note.get('thought', '')}{turn.message.content}"
+            length = len(self.tokenizer.encode(text, add_special_tokens=False))
+            if turn.message.role == "assistant" and length > self.max_tokens:  # `ReplyRule` looks for this mark
+                conversation.turns = (*conversation.turns[:-1], replace(turn, note={**turn.note, "finish": "length"}))
         replies = [Rollout(conversation) for conversation in conversations]
-        async with asyncio.TaskGroup() as group:
-            for reply in replies:
-                group.create_task(score_reply(self.context, reply))
+        await gather(score_reply(self.context, reply) for reply in replies)
         return replies
-
-    def _mark_overlong(self, conversation: Conversation) -> None:
-        """Mark a reply beyond the limit as cut: the rule for over-long replies looks at this mark."""
-        turn = conversation.turns[-1]
-        if not self.max_tokens or turn.message.role != "assistant":
-            return
-        text = f"{turn.note.get('thought', '')}{turn.message.content}"
-        if len(self.tokenizer.encode(text, add_special_tokens=False)) > self.max_tokens:
-            conversation.turns = (*conversation.turns[:-1], replace(turn, note={**turn.note, "finish": "length"}))
 
 
 @asynccontextmanager

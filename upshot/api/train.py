@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -69,16 +70,10 @@ class _Unset:
 
 def _list_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a notebook's help and `inspect.signature` list the keys that `**overrides` accepts."""
-    signature = inspect.signature(function)
-    named = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    sections = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_Unset())
-        for name in RecipeOverrides.__annotations__
-    ]
-    bare = [one.replace(annotation=inspect.Parameter.empty) for one in named]  # a line of types is unreadable
-    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*bare, *sections], return_annotation=inspect.Signature.empty
-    )
+    *arguments, _ = inspect.signature(function).parameters.values()
+    bare = [parameter.replace(annotation=Parameter.empty) for parameter in arguments]  # a line of types is unreadable
+    sections = [Parameter(name, Parameter.KEYWORD_ONLY, default=_Unset()) for name in RecipeOverrides.__annotations__]
+    function.__signature__ = inspect.Signature([*bare, *sections])  # type: ignore[attr-defined]
     return function
 
 
@@ -169,11 +164,9 @@ def _with_data(recipe: Recipe, data: Data, folder: Path) -> Recipe:
     """The recipe with what it learns from; records are written into the run folder, so that it can be resumed."""
     if not isinstance(data, str | Path):
         path = folder / DATA
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, _records(data))
         data = path.resolve()
-    key = "task.file" if recipe.train.samples else "train.data"
-    return _load(recipe, {key: str(data)})
+    return _load(recipe, {"task.file" if recipe.train.samples else "train.data": str(data)})
 
 
 def _records(data: Iterable[Any]) -> list[Mapping[str, Any]]:

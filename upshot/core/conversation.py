@@ -1,9 +1,9 @@
 """What was said, by whom, and which token ids were sampled. Pure data, no tokenizer, no torch.
 
-A `Conversation` is a path of turns. Forks share the turns (and so the token ids) of their prefix.
-A policy turn keeps the exact ids it was sampled with: `Sample.context` are the ids the prompt gained since
-the last sample (rendered, loss mask 0) and `Sample.ids` the sampled ones (loss mask 1).
-So `conversation.ids` is what the policy saw and said, and nothing decoded is ever encoded again.
+A `Conversation` is a path of turns. Forks share the turns (and so the token ids) of their prefix. A policy turn keeps
+the exact ids it was sampled with: `Sample.context` are the ids added to the prompt since the last sample (rendered,
+loss mask 0), and `Sample.ids` the sampled ones (loss mask 1). So `conversation.ids` is what the policy saw and said,
+and decoded text is never encoded again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from upshot.core.errors import UserError
@@ -104,8 +104,7 @@ class Row:
 
 def derive_seed(seed: int, *keys: object) -> int:
     """A new 63-bit seed from a seed and a path of keys; the same on every machine and in every process."""
-    text = repr((seed, *keys)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(hashlib.blake2b(repr((seed, *keys)).encode(), digest_size=8).digest(), "big") >> 1
 
 
 class Conversation:
@@ -168,9 +167,7 @@ class Conversation:
 
     def samples(self) -> Iterator[Sample]:
         """The policy's samples, in order."""
-        for turn in self.turns:
-            if turn.sample is not None:
-                yield turn.sample
+        return (turn.sample for turn in self.turns if turn.sample is not None)
 
     @property
     def ids(self) -> list[int]:
@@ -200,17 +197,12 @@ class Conversation:
     @property
     def unrendered(self) -> list[Message]:
         """Messages since the last sample, which the next prompt still has to render."""
-        pending: list[Message] = []
-        for turn in reversed(self.turns):
-            if turn.sample is not None:
-                break
-            pending.append(turn.message)
-        return pending[::-1]
+        pending = takewhile(lambda turn: turn.sample is None, reversed(self.turns))
+        return [turn.message for turn in pending][::-1]
 
     def last(self, role: str) -> Message | None:
         """The latest message of a role."""
-        messages = [turn.message for turn in self.turns if turn.message.role == role]
-        return messages[-1] if messages else None
+        return next((turn.message for turn in reversed(self.turns) if turn.message.role == role), None)
 
 
 def _copy(value: Any) -> Any:

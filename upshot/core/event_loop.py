@@ -1,6 +1,6 @@
-"""Many things at once on an event loop: run to their end, wherever we are, and where the time goes meanwhile. No torch.
+"""Runs many coroutines at once, inside or outside of an event loop, and measures where their time goes. No torch.
 
-`run_anywhere` works in a notebook, too, which has an event loop of its own.
+`run_anywhere` also works in a notebook, where an event loop is already running.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ T = TypeVar("T")
 
 
 async def gather(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of coroutines that run at once; one that fails cancels the others."""
+    """The results of coroutines that run concurrently; if one fails, the others are cancelled."""
     async with asyncio.TaskGroup() as tasks:
         begun = [tasks.create_task(work) for work in works]
     return [task.result() for task in begun]
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, wherever we are."""
+    """Run a coroutine to its end, inside or outside of an event loop."""
     return anywhere(lambda: asyncio.run(work))
 
 
 def anywhere(work: Callable[[], T]) -> T:
-    """Do what begins an event loop, in a thread of its own where this one already runs one (a notebook)."""
+    """Call a function that starts an event loop; in a separate thread if this one already runs a loop (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
     thread = ThreadPoolExecutor(1, "upshot")
     try:
-        return thread.submit(copy_context().run, work).result()  # the caller's time limit holds in the thread, too
+        return thread.submit(copy_context().run, work).result()  # so the caller's time limit applies in the thread, too
     finally:
-        thread.shutdown(wait=False)  # who interrupts a notebook's cell does not wait for it
+        thread.shutdown(wait=False)  # interrupting a notebook cell does not wait for it
 
 
 class Stopwatch:
-    """Shares time among what is at work: of a second with three futures and one judge, the judge has a quarter.
+    """Divides time among the kinds of work in progress: of a second with three futures and one judge, the judge gets a
+    quarter.
 
-    So the parts add up to the time in which anything was at work, however much of it went on at once.
+    So the parts add up to the time in which anything was in progress, however much of it was concurrent.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -56,7 +57,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[Stopwatch]:
-        """Inside, what is `at_work` in this task and those it starts is counted here."""
+        """Inside, work marked by `at_work`, in this task and those it starts, is counted here."""
         token = _watch.set(self)
         try:
             yield self
@@ -64,7 +65,7 @@ class Stopwatch:
             _watch.reset(token)
 
     def change(self, name: str, by: int) -> None:
-        """One more or less of a kind is at work from now on."""
+        """From now on, one more or one fewer of a kind is in progress."""
         now, all_of_them = self._clock(), self._working.total()
         for other, count in self._working.items() if all_of_them else ():
             self.seconds[other] += (now - self._since) * count / all_of_them
@@ -77,7 +78,7 @@ _watch: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 
 @contextmanager
 def at_work(name: str) -> Iterator[None]:
-    """Inside, this task works on the named thing; without an active stopwatch nothing is counted."""
+    """Inside, this task works on the named kind; without an active stopwatch nothing is counted."""
     watch = _watch.get()
     if watch is None:
         yield

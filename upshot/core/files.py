@@ -1,4 +1,4 @@
-"""Files that are whole or not there: lines of JSON, JSON files, folders; and texts from outside.
+"""Files and folders that are written completely or not at all: JSON lines, JSON files, folders; and users' texts.
 
 All JSON lines are read and written here. Only a line feed ends a line: texts of people and models contain U+2028,
 U+0085 and other characters that `str.splitlines` treats as line ends. A last line without a line feed counts if it is a
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
 DEPTH = 50
-"""What is nested deeper is written as text."""
+"""Values nested deeper than this are written as text."""
 _HOME = re.compile(r"^((?:--)?[\w.-]+=|)(?:~|\$HOME\b|\$\{HOME\})(?=/|$)")
 TAIL_BYTES = 1 << 16
 LARGE_BITS = 10_000
-"""Python writes no longer integers as decimals."""
+"""Larger integers cannot be written as decimals in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class JsonLine:
     """From 1."""
     data: bytes
     row: JsonObject | None
-    """Its object; None when it holds none."""
+    """Its object; None if it holds none."""
 
 
 def iter_jsonl(file: IO[bytes]) -> Iterator[JsonLine]:
@@ -66,7 +66,7 @@ def parse_json_line(data: bytes) -> JsonObject | None:
 
 
 def read_jsonl(path: Path) -> list[JsonObject]:
-    """The objects of a file of ours; damaged lines are left out, with a warning where it is not the torn last one."""
+    """The objects of a file that we wrote; damaged lines are skipped, with a warning unless it is the torn last one."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
@@ -88,7 +88,7 @@ def read_user_jsonl(file: IO[bytes], name: str) -> Iterator[JsonObject]:
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add lines to a file, in one piece; a torn last line of it goes first."""
+    """Append lines to a file in one write, after removing a torn last line."""
     data = b"".join(map(dump_json_line, rows))
     repair_jsonl(path)
     with path.open("ab") as file:
@@ -96,14 +96,14 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Make a file of just these lines, and its folder."""
+    """Write a file of just these lines; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.writelines(map(dump_json_line, rows))
 
 
 def filter_jsonl(path: Path, wanted: Callable[[JsonObject], bool]) -> None:
-    """Take out of a file what is not wanted, in one step: a reader sees the old content or the new."""
+    """Remove unwanted lines from a file in one step: a reader sees the old content or the new."""
     if not path.is_file():
         return
     with path.open("rb") as old:
@@ -112,7 +112,7 @@ def filter_jsonl(path: Path, wanted: Callable[[JsonObject], bool]) -> None:
 
 
 def repair_jsonl(path: Path) -> None:
-    """Have a file end with a whole line: a last one without its line feed gets it, a torn one goes."""
+    """Make a file end with a complete line: a last line without its line feed gets one, a torn line is removed."""
     if not path.is_file():
         return
     with path.open("r+b") as file:
@@ -148,7 +148,7 @@ def _whole(file: IO[bytes], path: Path) -> Iterator[JsonLine]:
 
 
 def to_json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """What JSON can hold of a value that lies inside those `above`."""
+    """A value as JSON can hold it; `above`: the ids of the values that contain it."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -158,7 +158,7 @@ def to_json_value(value: Any, above: tuple[int, ...] = ()) -> Any:
     if id(value) in above or len(above) > DEPTH:
         return _text(value)
     above = (*above, id(value))
-    with suppress(Exception):  # of a user's own class: its text will do
+    with suppress(Exception):  # raised by a user's own class: its text is enough
         if isinstance(value, Mapping):
             return {_text(key): to_json_value(item, above) for key, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
@@ -176,12 +176,12 @@ def _text(value: Any) -> str:
 
 
 def expand_home(text: str) -> str:
-    """A text with the `~`, `$HOME` or `${HOME}` that it begins with replaced, as a shell does; so behind `key=`."""
+    """A text with a leading `~`, `$HOME` or `${HOME}` replaced, as a shell does; also after `key=`."""
     return _HOME.sub(lambda match: match[1] + str(Path.home()), text)
 
 
 def suggest_neighbour(path: Path) -> str:
-    """The tail of an error message: what lies beside a path under a similar name; empty if nothing does."""
+    """The tail of an error message: a file beside a path with a similar name; empty if there is none."""
     names = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set()
     nearest = near(path.name, names - {path.name})
     return f"; did you mean '{path.parent / nearest}'?" if nearest else ""
@@ -198,7 +198,7 @@ def read_text(path: Path, what: str = "file") -> str:
 
 
 def check_writable(path: Path, option: str = "--out") -> None:
-    """Refuse, before the work, a file that could not be written after it. Nothing is left behind."""
+    """Refuse a file that cannot be written, before any work is done. Nothing is left behind."""
     probe = path.with_name(f".{path.name}.probe")
     made = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -224,7 +224,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_atomic(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file in one step, and make its folder: a reader sees the old content or the new."""
+    """Write a file in one step: a reader sees the old content or the new. Its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as file:
@@ -245,20 +245,20 @@ def fsync_all(*paths: Path) -> None:
 
 
 def open_to_readers(folder: Path) -> None:
-    """Let those read a folder's weights who may read the folder: safetensors writes for the owner alone."""
+    """Let everybody who may read a folder read its weights, too: safetensors writes them for the owner alone."""
     for path in folder.rglob("*.safetensors"):
         path.chmod(path.stat().st_mode | folder.stat().st_mode & 0o666)
 
 
 _FULL = re.compile(r"PytorchStreamWriter|inline_container|iostream|\(os error (27|28|122)\)")
-"""Parts of the errors by which torch, tokenizers and safetensors say that a file was not written to its end."""
+"""Parts of the errors of torch, tokenizers and safetensors about a file that could not be written completely."""
 
 
 def write_folder(final: Path, write: Callable[[Path], None], what: str = "", way_out: str = "free some space") -> None:
-    """Have a folder filled by `write` and give it its name when it is on the disk; what lay there was not whole.
+    """Have `write` fill a folder, which gets its name when it is on the disk; an incomplete one there is replaced.
 
-    If it cannot be written, say because the disk is full, that is a `UserError`, whatever the library's error is. It
-    says `what` the folder is, and the way out.
+    If it cannot be written, for example because the disk is full, that is a `UserError`, whatever the library raises.
+    Its message says `what` the folder is, and the way out.
     """
     partial = final.with_name(f".partial-{final.name}")
     shutil.rmtree(partial, ignore_errors=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 
 class Helper:
-    """Holds connections, processes or memory, and counts."""
+    """Holds connections, processes or memory, and has counters."""
 
     has_counted: bool = False
-    """Whether it has anything to report. What has not is not asked after each step."""
+    """Whether it has anything to report; if not, it is not asked after each step."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Whoever says what it has counted is asked for it."""
+        """A class that defines `stats` or `state` is asked for its counters."""
         super().__init_subclass__(**options)
         cls.has_counted = cls.has_counted or not {"stats", "state"}.isdisjoint(vars(cls))
 
@@ -25,7 +25,7 @@ class Helper:
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What a run saves of it, to continue counting after a resume."""
+        """The counters that a run saves, to continue counting after a resume."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -1,12 +1,11 @@
-"""JSON over HTTP to servers that may be busy, slow or gone: one client, one rule for trying again.
+"""JSON over HTTP to servers that may be busy, slow or gone: one client, one rule for retries.
 
     client = HttpClient("http://host:8000", retry=RetryPolicy(retries=3))
     answer, headers = await client.request("POST", "/verify", {"response": "42"})
 
-What may pass (a broken connection, a timeout, 429, 5xx, an unreadable answer) is tried again with jittered exponential
-backoff, never sooner than a Retry-After asks. What is left is an `AttemptError` whose reason is short and countable.
-Events of a stream are passed on once, without another attempt. What this does not do: count, or decide what a failure
-means; those who call it do.
+Failures that may be temporary (a broken connection, a timeout, 429, 5xx, an unreadable answer) are retried with
+jittered exponential backoff, never sooner than a Retry-After header asks. If no retry helps, an `AttemptError` with a
+short, countable reason is raised. Streams are not retried. Callers count, and decide what a failure means.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 
 LONGEST_BACKOFF_S = 20.0
 PASSING = (408, 409, 425, 429)
-"""Statuses below 500 that another attempt may not meet."""
+"""Statuses below 500 with which another attempt may succeed."""
 UNBEGUN = (429, 503)
-"""Statuses of a server that has not begun with what it was asked."""
+"""Statuses of a server that has not started to process the request."""
 Repeat = Literal["any", "unbegun", "never"]
-"""Which failures are tried again: all that may pass, those where the server cannot have begun, or none."""
+"""Which failures are retried: all that may be temporary, those where the server cannot have begun, or none."""
 
 
 @dataclass(eq=False)
@@ -46,7 +45,7 @@ class AttemptError(Exception):
     wait_s: float | None = None
     """Seconds that the server asked us to wait."""
     status: int | None = None
-    """HTTP status of the answer; None if no readable answer came."""
+    """HTTP status of the answer; None if there was no readable answer."""
     begun: bool = True
     """Whether the server may have started to process the request."""
 
@@ -61,17 +60,17 @@ class AttemptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and for how long, a failed call is tried again."""
+    """How often, and for how long, a failed call is retried."""
 
     retries: int = 0
     backoff_s: float = 0.2
     """Mean wait before the first retry; doubles with each one."""
     patience_s: float | None = None
-    """Seconds that rate limits (429) may be waited out in all; None: they count as retries like any failure."""
+    """Most seconds to wait in all because of rate limits (429); None: they count as retries like other failures."""
 
 
 class Retries:
-    """What one call went through, and how long it waits before its next attempt."""
+    """Counts the failed attempts of one call, and says how long it waits before the next one."""
 
     def __init__(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
         self._policy = policy
@@ -98,21 +97,20 @@ class Retries:
 
     def _wait(self, error: AttemptError, attempt: int) -> float:
         jittered = backoff(attempt, self._policy.backoff_s, self._rng)
-        if error.wait_s is None:
-            return jittered
-        return error.wait_s + min(jittered, 0.25 * error.wait_s + 0.05)  # never sooner than asked
+        wait_s = error.wait_s
+        return jittered if wait_s is None else wait_s + min(jittered, 0.25 * wait_s + 0.05)  # never sooner than asked
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What a server answered."""
+    """A server's answer."""
 
     status: int
     headers: Mapping[str, str]
     raw: bytes
 
     def json_object(self) -> dict[str, Any]:
-        """The JSON object of the body; `AttemptError` when it holds none."""
+        """The JSON object of the body; `AttemptError` if it is not one."""
         try:
             value = json.loads(self.raw)
         except ValueError as error:
@@ -122,7 +120,7 @@ class HttpAnswer:
         return value
 
     def unreadable(self, why: object) -> AttemptError:
-        """The failure of an answer that is not what was promised."""
+        """The failure of an answer that is not what the API promises."""
         return AttemptError("bad_response", f"unreadable answer of {len(self.raw)} bytes ({why})")
 
     def failure(self) -> AttemptError:
@@ -147,11 +145,11 @@ class HttpClient:
     ) -> None:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
-        """Seconds of one attempt, connecting included."""
+        """Time limit of one attempt in seconds, including the time to connect."""
         self.retry = retry or RetryPolicy()
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._connections = connections
-        """At most this many at once; 0: the caller bounds them."""
+        """Most connections at once; 0: the caller limits them."""
         self._proxies = proxies
         """Whether the environment's proxies are used."""
         self._session: aiohttp.ClientSession | None = None
@@ -168,7 +166,7 @@ class HttpClient:
         repeat: Repeat = "any",
         on_retry: Callable[[AttemptError], None] | None = None,
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """The JSON object and the headers of an answer with a status below 300; else the last `AttemptError`."""
+        """The JSON object and headers of an answer with a status below 300, or the last `AttemptError`."""
         retries = Retries(self.retry)
         while True:
             try:
@@ -194,7 +192,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> HttpAnswer:
-        """One attempt, whatever the status of its answer; `AttemptError` when none came."""
+        """One attempt; an answer of any status is returned, `AttemptError` means that there was none."""
         import aiohttp
 
         session = self._open()
@@ -214,13 +212,13 @@ class HttpClient:
         except RuntimeError as error:
             if not session.closed:
                 raise
-            # aiohttp's word for a session closed before the request left
+            # aiohttp raises this if the session is closed before the request is sent
             raise AttemptError("connection", "the client was closed", begun=False) from error
 
     async def events(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The server-sent events of one POST, as they come; `AttemptError` when it is refused or breaks off."""
+        """The server-sent events of one POST, as they arrive; `AttemptError` if it is refused or breaks off."""
         import aiohttp
 
         data = json.dumps({**body}, separators=(",", ":"), default=dict).encode()
@@ -256,7 +254,7 @@ class HttpClient:
 
 
 def retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or an HTTP date); None when absent or unreadable."""
+    """Seconds that a Retry-After header asks for (a number or an HTTP date); None if it is absent or unreadable."""
     if not value:
         return None
     with suppress(ValueError):

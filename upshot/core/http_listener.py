@@ -1,6 +1,6 @@
-"""A socket and an ASGI application on it until a signal comes: a bounded number of connections, none too slow.
+"""Serves an ASGI application on a socket until a signal; limits the number of connections, and closes slow ones.
 
-What a request may bring is `http_server.py`'s; what it means is the application's.
+`http_server.py` limits the requests themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from upshot.core.errors import UserError
 
 HEAD_S = 60.0
-"""Most seconds until the head of a request is there."""
+"""Time limit for the head of a request, in seconds."""
 MAX_HEAD_BYTES = 64 << 10
 MAX_CONNECTIONS = 8192
 OWN_DESCRIPTORS = 64
@@ -25,7 +25,7 @@ _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; `UserError` where there can be none."""
+    """A listening socket; `UserError` if it cannot be opened."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=4096)
@@ -36,7 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve_app(app: Any, listener: socket.socket, drain_s: int, descriptors: int = 0) -> None:
     """Serve until SIGINT or SIGTERM; running requests then have `drain_s` seconds to finish.
 
-    `descriptors`: how many the application needs beside the connections.
+    `descriptors`: how many file descriptors the application needs besides the connections.
     """
     server = _make_server(app, descriptors, timeout_graceful_shutdown=drain_s, timeout_keep_alive=120)
     if threading.current_thread() is threading.main_thread():
@@ -47,7 +47,7 @@ async def serve_app(app: Any, listener: socket.socket, drain_s: int, descriptors
 
 @asynccontextmanager
 async def serve_beside(app: Any, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve on the caller's event loop until the context ends; signals stay the caller's."""
+    """Serve on the caller's event loop until the context ends; signals are left to the caller."""
     server = _make_server(app, lifespan="off", timeout_graceful_shutdown=1)
     server.capture_signals = nullcontext
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -63,7 +63,7 @@ async def serve_beside(app: Any, listener: socket.socket) -> AsyncIterator[None]
 def _make_server(app: Any, descriptors: int = 0, **more: Any) -> Any:
     import uvicorn
 
-    # How many connections leave the application its descriptors; raises this process's soft limit first.
+    # Raise the soft limit of this process, then allow as many connections as leave the application its descriptors.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -75,17 +75,17 @@ def _make_server(app: Any, descriptors: int = 0, **more: Any) -> Any:
 
 
 def http_protocol(most: int) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol for a bounded number of connections, none of which may dawdle over a request's head.
+    """uvicorn's HTTP protocol for a limited number of connections, each with a time limit for a request's head.
 
-    uvicorn's own limits do not serve here: `limit_concurrency` refuses requests, not connections that never send one
-    (and then `/health`, too), `timeout_keep_alive` runs only after a first answer, only its slow parser bounds a head.
+    uvicorn's own limits do not help: `limit_concurrency` refuses requests (also to `/health`), not connections that
+    never send one; `timeout_keep_alive` starts after the first answer; only its slow parser limits the head's size.
     """
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     base: Any = AutoHTTPProtocol
 
     class BoundedProtocol(base):  # type: ignore[misc]
-        """Closes what is too many, too slow or too long-winded; the rest is uvicorn's."""
+        """Closes connections that are too many, too slow, or whose head is too long; the rest is uvicorn's."""
 
         _deadline: asyncio.TimerHandle | None = None
         _head_bytes = 0

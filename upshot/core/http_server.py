@@ -1,6 +1,6 @@
-"""Who may talk to our servers, and how an aborted request ends: the same rules for all of them.
+"""Who may call our servers, and how an aborted request ends: the same rules for all of them.
 
-With a key, whoever sends it is let in. Without one, only programs on this machine are: the server listens on loopback.
+With a key, requests must send it. Without one, the server listens on loopback, for programs on this machine only.
 A page in a browser can reach loopback too, so a request must name a loopback host (a page that rebinds its own name to
 127.0.0.1 sends that name) and declare its body as JSON (without permission, a page of another origin can send only
 plain text or forms).
@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 def demand_key(host: str, key: str | None, way_out: str, option: str = "--host") -> None:
-    """Refuse to listen beyond loopback without a key; `way_out` says how one is set, `said` where the host is."""
+    """Refuse to listen beyond loopback without a key; `way_out` says how to set one, `option` where the host is set."""
     if not key and not is_loopback(host):
         raise UserError(f"{option} {host} is not loopback: {way_out}, or listen on 127.0.0.1")
 
@@ -60,7 +60,7 @@ def find_key(file: str | None, variable: str) -> str | None:
 
 
 def refusal(method: str, path: str, header: Callable[[str], str | None], key: str | None) -> tuple[int, str] | None:
-    """(status, reason) for a request that may not come in, None for one that may."""
+    """(status, reason) for a request that is refused, None for one that is accepted."""
     if key:
         sent = (header("authorization") or "").removeprefix("Bearer ").strip() or header("x-api-key") or ""
         right = hmac.compare_digest(sent.encode(errors="replace"), key.encode(errors="replace"))
@@ -76,7 +76,7 @@ def refusal(method: str, path: str, header: Callable[[str], str | None], key: st
 
 @dataclass(eq=False)
 class BodyRefused(Exception):
-    """A body that is not read to its end: it is too large or too slow, or too many arrive at once."""
+    """A body that is not read to its end: it is too large or too slow, or too many arrive at the same time."""
 
     status: int
     reason: str
@@ -101,10 +101,10 @@ class RequestGate:
     refuse: Callable[[int, str], Any]
     """The answer, an ASGI application, for a status and a reason."""
     held: int = 0
-    """Bytes of bodies that have not arrived to their end."""
+    """Bytes of bodies that are still arriving."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass on what may come in."""
+        """Pass on an accepted request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -129,7 +129,7 @@ class RequestGate:
 
 
 class IncomingBody:
-    """The body of one request while it arrives, and the unread rest when the answer is ready."""
+    """The body of one request while it arrives, and its unread rest when the answer is ready."""
 
     def __init__(self, gate: RequestGate, receive: Any, send: Any, headers: Mapping[str, str]) -> None:
         self._gate, self._receive, self._send = gate, receive, send
@@ -139,8 +139,8 @@ class IncomingBody:
         self._seen = self._held = 0
 
     async def receive(self) -> Any:
-        """The next piece; `BodyRefused` where it is too much or does not come, `ClientGone` where it never will."""
-        if self._complete:  # what comes now is the hang-up, whenever that is
+        """The next piece; `BodyRefused` if it is too large or too late, `ClientGone` if the client disconnected."""
+        if self._complete:  # the next message is the disconnect, whenever that is
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -184,7 +184,7 @@ class IncomingBody:
         await self._send(message)
 
     def release(self) -> None:
-        """Count nothing of it as held any more."""
+        """Stop counting its bytes as held."""
         self._gate.held -= self._held
         self._held = 0
 
@@ -196,7 +196,7 @@ class CalmEnd:
     app: Any
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass the request on; one that is cancelled is answered with 503, or its answer is ended."""
+        """Pass the request on; if it is cancelled, answer with 503, or end an answer that has begun."""
         begun = False
 
         async def note_and_send(message: Any) -> None:
@@ -231,7 +231,7 @@ async def while_connected(receive: Callable[[], Awaitable[Any]], work: Awaitable
         hung_up.cancel()
         if not doing.done():
             doing.cancel()
-            await asyncio.wait([doing])  # what it holds (a slot, pages of a cache) is free when this returns
+            await asyncio.wait([doing])  # so that what it holds (a slot, pages of a cache) is free when this returns
 
 
 def metrics_page(prefix: str, counters: Mapping[str, Any], gauges: Mapping[str, Any]) -> str:

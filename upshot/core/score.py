@@ -33,9 +33,9 @@ class Cause(StrEnum):
     """Who can bring a reason about (docs/why/missing.md has the table)."""
 
     MACHINE = "machine"
-    """An endpoint, the engine, the sandbox: whatever the policy says."""
+    """An endpoint, the engine or the sandbox: it does not depend on what the policy says."""
     ROW = "row"
-    """The data: every reply to the row is missing alike."""
+    """The data: every reply to the row is missing in the same way."""
     POLICY = "policy"
     """Also the policy, by what it says or how long it is; `rollout/blame.py` decides for each case."""
 
@@ -153,8 +153,7 @@ class Score:
     def failed(cls, error: BaseException, who: str, **detail: Any) -> Score:
         """Missing, because `who` raised; an exception with a `reason` (a model's, a time limit) is counted under that
         reason."""
-        word = getattr(error, "reason", "")
-        reason = Reason.read(word, Reason.ERROR)
+        reason = Reason.read(getattr(error, "reason", ""), Reason.ERROR)
         text = _first_line(error)
         text = text if reason is not Reason.ERROR and text else _with_type(error)
         place = place_of(error) if reason is Reason.ERROR else ""
@@ -165,12 +164,12 @@ class Score:
         """The score that user code returned, a `Score` or a plain number; missing if it is neither."""
         if isinstance(result, Score) and abs(result.value or 0.0) <= LARGEST:
             return result
-        given = result.value if isinstance(result, Score) else result
-        value = read_number(given)
+        returned = result.value if isinstance(result, Score) else result
+        value = read_number(returned)
         if value is not None:
             return cls(value)
         needed = f"a Score or a number within ±{LARGEST:g}"
-        return cls.missing(Reason.NOT_A_SCORE, f"{who} returned {show(given)}; it should return {needed}")
+        return cls.missing(Reason.NOT_A_SCORE, f"{who} returned {show(returned)}; it should return {needed}")
 
     @property
     def is_missing(self) -> bool:
@@ -201,7 +200,7 @@ LASTING |= {Reason.NOT_SCORED, Reason.UNDECIDED}
 
 
 def mean_score(scores: Iterable[Score], nothing: str = "no scores") -> Score:
-    """The mean of the present scores; missing, with the commonest reason, when none is left."""
+    """The mean of the present scores; missing, with the most frequent reason, if there are none."""
     scores = list(scores)
     values = [s.value for s in scores if s.value is not None]
     if values:
@@ -210,12 +209,11 @@ def mean_score(scores: Iterable[Score], nothing: str = "no scores") -> Score:
         return Score.missing(Reason.NOT_SCORED, nothing)
     reasons = [str(s.reason) for s in scores]
     commonest = max(sorted(set(reasons)), key=reasons.count)
-    example = next(s for s in scores if s.reason == commonest)
-    return Score.missing(commonest, example.why)
+    return Score.missing(commonest, next(s for s in scores if s.reason == commonest).why)
 
 
 def describe_missing(scores: Iterable[Score]) -> list[str]:
-    """How often each reason occurred, commonest first, with what is known of one case: '3 x bad_row: bleu: no …'."""
+    """How often each reason occurred, the most frequent first, with one example: '3 x bad_row: bleu: no …'."""
     absent = [score for score in scores if score.is_missing]
     counts = Counter(str(score.reason) for score in absent)
     example = {str(score.reason): score.why for score in reversed(absent)}
@@ -232,14 +230,13 @@ def read_number(value: object) -> float | None:
 
 
 def show(value: object) -> str:
-    """What user code returned, for a message: only the type where the value's own repr cannot be trusted to be quick
-    and to return."""
+    """What user code returned, for a message: only its type unless it is plain, since its repr may be slow or hang."""
     plain = value is None or isinstance(value, str | int | float)
     return f"{value!r:.80} ({type(value).__name__})" if plain else f"a {type(value).__name__}"
 
 
 def place_of(error: BaseException) -> str:
-    """Where the user's own code raised: ' (rules.py, line 12)', of the innermost frame that is theirs; else nothing."""
+    """Where the user's own code raised, as ' (rules.py, line 12)': its innermost frame; '' if none is theirs."""
     place = ""
     for frame, line in walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
@@ -250,7 +247,7 @@ def place_of(error: BaseException) -> str:
 
 @contextmanager
 def naming_errors(code: str) -> Iterator[None]:
-    """What code of the user's own raises where no score can be missing is a `UserError` that says what and where."""
+    """Inside, an exception of the user's own code becomes a `UserError` that says what and where it raised."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -1,17 +1,17 @@
 """Where a model thinks: spans of tokens between think markers. Pure functions.
 
 Markers are found in the text that the tokens spell, so they may be one special token, several tokens, or begin and end
-inside a token. A token that spells any piece of a marker belongs to the marker. The thought is what stands between the
+inside a token. A token that spells any part of a marker belongs to the marker. The thought is the text between the
 first opening marker and the next closing one:
 
 - no closing marker: the rest is thought, and there is no answer;
 - no opening marker but a closing one: the thought begins at the first token (templates that open it in the prompt);
 - neither: all is answer, unless the prompt had `opened` the thought: then all is thought.
 
-Further markers are part of what they stand in.
+Further markers are ordinary text.
 
-`GrowingThought` splits a text while it grows, where nothing can be taken back: there a closing marker that
-nothing opened is text.
+`GrowingThought` splits a text while it grows, when nothing can be taken back: there, a closing marker without an
+opening one is text.
 """
 
 from __future__ import annotations
@@ -32,18 +32,13 @@ class Thought:
     stop: int
     answer: int
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was thought."""
-        return self.start >= self.stop
-
 
 def find_thought(pieces: Sequence[str], markers: tuple[str, str] = MARKERS, opened: bool = False) -> Thought | None:
-    """The thought among tokens that spell `pieces`; None when all is answer."""
+    """The thought among tokens that spell `pieces`; None if all is answer."""
     text = "".join(pieces)
     opening, closing = markers
     begin = text.find(opening)
-    if opened and text[: max(begin, 0)].strip():  # said again in the middle of a thought that the prompt had opened
+    if opened and text[: max(begin, 0)].strip():  # repeated in the middle of a thought that the prompt had opened
         begin = -1
     start_text = begin + len(opening) if begin >= 0 else 0
     end = text.find(closing, start_text)
@@ -53,7 +48,7 @@ def find_thought(pieces: Sequence[str], markers: tuple[str, str] = MARKERS, open
     start = _after(ends, start_text)
     if end < 0:
         return Thought(min(start, len(pieces)), len(pieces), len(pieces))
-    stop = bisect_right(ends, end)  # the number of tokens that lie wholly before the marker
+    stop = bisect_right(ends, end)  # the number of tokens that lie completely before the marker
     return Thought(min(start, stop), stop, _after(ends, end + len(closing)))
 
 
@@ -63,7 +58,7 @@ def _after(ends: Sequence[int], position: int) -> int:
 
 
 def split_thought(text: str, markers: tuple[str, str] = MARKERS) -> tuple[str, str]:
-    """(thought, answer) of a whole text: without markers all is answer, of a thought that never ends nothing is."""
+    """(thought, answer) of a whole text: without markers, all is answer; if the thought never ends, nothing is."""
     span = find_thought(text, markers)  # each of its characters a token
     return ("", text) if span is None else (text[span.start : span.stop].strip(), text[span.answer :].lstrip())
 
@@ -75,22 +70,22 @@ def opens_thought(prompt: str) -> bool:
 
 def overlap_length(text: str, strings: Sequence[str]) -> int:
     """Length of the longest end of a text that could be the beginning of one of these strings."""
-    beginnings = (one[:n] for one in strings for n in range(1, len(one)))
+    beginnings = (string[:n] for string in strings for n in range(1, len(string)))
     return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 
 
 class GrowingThought:
-    """Parts a text that comes in pieces into thought and answer; blanks beside the markers belong to neither."""
+    """Splits a text that arrives in pieces into thought and answer; blanks beside the markers belong to neither."""
 
     def __init__(self, opened: bool) -> None:
         self._inside = opened
         self._awaited = list(MARKERS[1:] if opened else MARKERS[:1])
-        """The marker that comes next, if any does."""
+        """The marker that may come next."""
         self._held = ""
         self._fresh = opened
-        """Blanks are dropped: a marker came last."""
+        """Whether a marker came last, so that blanks are dropped."""
         self._repeated = opened
-        """The prompt had opened the thought: an opening marker that the text begins with says it again."""
+        """Whether the prompt had opened the thought, so that an opening marker at the beginning only repeats it."""
 
     def feed(self, text: str) -> tuple[str, str]:
         """(thought, answer) that are certain now and were not before."""
@@ -98,7 +93,7 @@ class GrowingThought:
         return self._drain(final=False)
 
     def finish(self) -> tuple[str, str]:
-        """The rest, when nothing more comes."""
+        """The rest, at the end of the text."""
         return self._drain(final=True)
 
     def _drain(self, final: bool) -> tuple[str, str]:

@@ -1,9 +1,9 @@
-"""Threads of PyTorch on the CPU: no more than this process may use, and none that spins while it waits.
+"""PyTorch's threads on the CPU: no more than this process may use, and none that spins while it waits.
 
-OpenMP's threads spin for about a millisecond before they sleep. Alone on a machine that is free; beside a second
-process (a server and a trainer) the one that spins keeps the core from the one it waits for, and both get many times
-slower. Asleep, the system shares the cores fairly. The number of threads does not follow the load: it takes part in how
-sums are rounded, and one seed is to be one run.
+OpenMP's threads spin for about a millisecond before they sleep. That costs nothing if the machine does nothing else. If
+two processes share it (a server and a trainer), the one that spins keeps the core from the one it waits for, and both
+become many times slower. If threads sleep instead, the system shares the cores fairly. The number of threads does not
+follow the load, because it affects how sums are rounded, and the same seed should give the same run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 CALM = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-"""For GNU's and for Intel's OpenMP; what the environment says already stays."""
+"""For GNU's and Intel's OpenMP; variables that are set already are kept."""
 
 
 def settle_threads() -> None:
-    """Set the environment that PyTorch reads when it is imported; afterwards it is too late, and nothing is done."""
+    """Set the environment that PyTorch reads when it is imported; does nothing if it is imported already."""
     if "torch" in sys.modules:
         return
     for name, value in CALM.items():
@@ -35,13 +35,13 @@ def cores() -> int:
 
 
 def thread_count() -> int:
-    """With how many threads PyTorch computes here; their number takes part in how sums are rounded."""
+    """The number of PyTorch's threads here, which affects how sums are rounded."""
     stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(stated) if stated.isdigit() and int(stated) else cores()
 
 
 def quota(cgroup: Path) -> float:
-    """Cores' worth of time that a control group grants; infinite where it sets no limit."""
+    """The number of cores whose time a control group grants; infinite if it sets no limit."""
     try:
         if (cgroup / "cpu.max").is_file():
             granted, period = (cgroup / "cpu.max").read_text().split()

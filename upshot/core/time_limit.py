@@ -259,17 +259,16 @@ class _Ringer(threading.Thread):
             wait = AGAIN_S
             with self._ringing:
                 mine = _innermost.get(self._target_thread) is self and not _at_breakpoint(self._target_thread)
-                if mine and not self._over.is_set():
-                    self._ring()
-
-    def _ring(self) -> None:
-        if self._rang:
-            log.warning(
-                "a call in a thread exceeds its time limit and cannot be interrupted: it does not return to Python, or "
-                "catches every exception; in the main thread it could be"
-            )
-        self._rang = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target_thread), ctypes.py_object(TimeUp))
+                if not mine or self._over.is_set():
+                    continue
+                if self._rang:
+                    log.warning(
+                        "a call in a thread exceeds its time limit and cannot be interrupted: it does not return to "
+                        "Python, or catches every exception; in the main thread it could be"
+                    )
+                self._rang = True
+                target = ctypes.c_ulong(self._target_thread)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(target, ctypes.py_object(TimeUp))
 
     def stop(self) -> None:
         """Stop the alarm; if one is already on its way to this thread, receive it here.

@@ -30,23 +30,23 @@ class ModelCallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of a model: messages, or the exact token ids to continue."""
+    """A request to a model: messages, or the exact token ids to continue."""
 
     prompt: Sequence[Message] | Sequence[int]
     sampling: Sampling = field(default_factory=Sampling)
     n: int = 1
     schema: Mapping[str, Any] | None = None
-    """JSON schema that the text must follow, where the backend can enforce it."""
+    """JSON schema that the text must follow, if the backend can enforce it."""
     tools: Tools = ()
     """OpenAI tool definitions."""
     role: str = ""
-    """Who speaks (policy, user, judge …): calls, cost and latency are counted by it."""
+    """Who speaks (policy, user, judge …): calls, cost and latency are counted by role."""
     top_logprobs: int = 0
     given: int = 0
-    """This many of the prompt's last ids are given: nothing is sampled, the one completion holds their
-    log-probabilities (`Model.logprobs`)."""
+    """The number of last ids of the prompt whose log-probabilities the only completion holds; nothing is sampled
+    (`Model.logprobs`)."""
     lark: str = ""
-    """Rules that the text must follow, in Lark as llguidance reads it; a model in this process alone enforces them."""
+    """Rules that the text must follow, in llguidance's Lark; only a model in this process enforces them."""
 
     @property
     def by_ids(self) -> bool:
@@ -66,18 +66,18 @@ class Completion:
     finish: str
     """stop, length, or tool_calls."""
     ids: tuple[int, ...] | None = None
-    """Sampled ids, the end-of-turn token included; None where the backend does not report them."""
+    """Sampled ids, including the end-of-turn token; None if the backend does not report them."""
     logprobs: tuple[float, ...] | None = None
-    """Beside `ids`: log softmax(logits / temperature) of each, before top-k/top-p/min-p cuts."""
+    """For each of `ids`: log softmax(logits / temperature), before top-k/top-p/min-p cuts."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
-    """US dollars, where known."""
+    """US dollars, if known."""
     version: int = 0
     """Version of the weights (in process)."""
     cached: bool = False
-    """Came from the response cache."""
+    """Whether it came from the response cache."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
 
 
@@ -92,10 +92,10 @@ class Abilities:
     schema: bool = False
     """Enforces a JSON schema."""
     lengths: bool = False
-    """… and the lengths of texts in it, so that an object can be made to fit."""
+    """Also enforces the lengths of texts in it, so that an object can be made to fit."""
     tools: bool = False
     seed: bool = False
-    """Same request, same seed: same completion."""
+    """The same request with the same seed gives the same completion."""
     scores: bool = False
     """Reports the log-probabilities of given ids."""
 
@@ -108,7 +108,7 @@ class Model(Helper, ABC):
     no_schema: str = ""
     """Why it does not enforce JSON schemas, if something can be done about that."""
     tokenizer: Any = None
-    """The tokenizer of a model in this process, once it has started; otherwise None."""
+    """The tokenizer of a model in this process that has started; None for all others."""
 
     @abstractmethod
     async def generate(self, request: Request) -> list[Completion]:
@@ -120,7 +120,7 @@ class Model(Helper, ABC):
 
     @property
     def state_now(self) -> int:
-        """The model's current version; it changes when a copy of the policy is renewed."""
+        """The model's current version, which changes when a copy of the policy is renewed."""
         return 0
 
     async def logprobs(self, prompt: Sequence[int], given: Sequence[int], role: str = "") -> tuple[float, ...]:
@@ -138,7 +138,7 @@ class Model(Helper, ABC):
         return scored.logprobs
 
     async def start(self) -> None:
-        """Check keys and files, load what must be loaded; raises `UserError` before any work is lost."""
+        """Check keys and files, and load weights; raises `UserError` before any work is lost."""
 
     async def __aenter__(self) -> Model:
         await self.start()
@@ -149,16 +149,16 @@ class Model(Helper, ABC):
 
 
 class PolicySampler(Model):
-    """The model in training as rollouts see it: it samples by the newest weights, and may lend copies of itself.
+    """The model in training as rollouts see it: it samples with the newest weights, and may lend copies of itself.
 
-    The embedded engine (`training/snapshots.py`) and a vLLM server (`serving/vllm/policy.py`) implement it. What is not
-    overridden holds for a sampler that lends no copies.
+    The embedded engine (`training/snapshots.py`) and a vLLM server (`serving/vllm/policy.py`) implement it. The methods
+    here are those of a sampler that lends no copies.
     """
 
     ahead: Sequence[Any] = ()
     """Copies of the policy that play steps ahead of the learner."""
     sync_seconds: float | None = None
-    """How long handing weights over has taken since this was set to 0; None: it shares the learner's tensors."""
+    """Seconds spent on transferring weights since this was set to 0; None: it shares the learner's tensors."""
 
     def weights_changed(self) -> None:
         """The learner has taken a step: what is sampled from now on comes from the new weights."""
@@ -168,22 +168,22 @@ class PolicySampler(Model):
         """The learner works: give memory back, where the learner needs it."""
 
     def play_ahead(self, steps: int) -> None:
-        """Have copies that play this many steps ahead; called before any other copy is asked for."""
+        """Create copies that play this many steps ahead; called before any other copy is requested."""
         if steps:
             raise UserError("train.async_steps: this sampler holds one version of the weights; set it to 0")
 
     def renew(self, step: int) -> None:
-        """The policy has taken this many steps: copies whose time it is take over its weights."""
+        """After this many steps of the policy, renew the copies that are due."""
 
     def resume_at(self, step: int) -> None:
-        """The next step is this one; copies have been renewed for those before it."""
+        """Continue with this step; copies have been renewed for those before it."""
 
     def snapshot(self) -> Callable[[Path], None]:
-        """What writes all copies into a checkpoint, as they are now."""
+        """A function that writes all copies, as they are now, into a checkpoint."""
         return lambda folder: None
 
     def load_copies(self, folder: Path) -> None:
-        """Take over the copies that a checkpoint kept."""
+        """Load the copies from a checkpoint."""
 
     async def disconnect(self) -> None:
-        """Nothing is sampled for now."""
+        """Close connections: nothing is sampled for now."""

@@ -1,4 +1,4 @@
-"""From what a recipe says to models that can be called."""
+"""Makes the models that a recipe names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upshot.models.scripted import ScriptedModel
 
 
 class Endpoints:
-    """Limits by endpoint, so that all roles that call one share them; the first role's settings hold."""
+    """Limits by endpoint, shared by all roles that call it; the first role's settings apply."""
 
     def __init__(self) -> None:
         self._limits: dict[str | tuple[str, ...], EndpointLimits] = {}
@@ -44,35 +44,31 @@ def connect(
     endpoints: Endpoints | None = None,
     policy: Model | None = None,
     pool: Any = None,
-    where: str = "",
 ) -> Model:
     """The model that a spec names, not yet started (`async with`, or `start()`).
 
     `role` is counted when a request names none; `budget` and `endpoints` are shared by the models of a run; `policy`
-    is what the word 'policy' means; `pool` has places for models in this process (`pool.Pool`); `where` is the recipe
-    field for error messages.
+    is what the word 'policy' means; `pool` has places for models in this process (`swap.pool.ModelPool`).
     """
-    spec = ModelSpec.parse(spec, where or (f"models.{role}" if role else ""))
+    spec = ModelSpec.parse(spec, f"models.{role}" if role else "")
     endpoints = endpoints or Endpoints()
     guards: Guards = {"role": role, "budget": budget, "limits": endpoints.limits(spec)}
     if spec.kind == "policy":
         if policy is None:
-            raise UserError(
-                f"{where or role or 'model'}: 'policy' means the model in training, but no model is trained here"
-            )
+            raise UserError(f"{role or 'model'}: 'policy' means the model in training, but no model is trained here")
         when = spec.model.partition("@")[2]
         return BorrowedModel(spec, policy.copy_at(when) if when else policy, **guards)
     if spec.kind == "replicas":
         return ReplicatedModel(spec, lambda one: _backend(one)(one), endpoints.routing(spec), **guards)
     if spec.kind == "served":
-        raise UserError(f"{where or role or 'model'}: '{spec.model}' needs `serve: FILE` in the recipe; or give a URL")
+        raise UserError(f"{role or 'model'}: '{spec.model}' needs `serve: FILE` in the recipe; or give a URL")
     if spec.kind == "local" and pool is not None:
         return LocalModel(spec, pool.slot(role), **guards)
     return _backend(spec)(spec, **guards)
 
 
 def _backend(spec: ModelSpec) -> type[GuardedModel]:
-    """The class of a spec; what is heavy of what it needs is imported when it starts."""
+    """The class for a spec; heavy libraries are imported when the model starts."""
     if spec.kind == "endpoint" and spec.via == "http":
         return EndpointModel
     if spec.kind in ("endpoint", "provider"):
@@ -81,7 +77,7 @@ def _backend(spec: ModelSpec) -> type[GuardedModel]:
 
 
 SHARED = ("endpoint", "provider", "replicas")
-"""Kinds of models that all processes of a run call; others belong to one process."""
+"""Kinds of models that all processes of a run call; the others belong to one process."""
 
 
 def share_endpoints(models: Iterable[Model], processes: int) -> None:

@@ -64,7 +64,7 @@ class EndpointModel(GuardedModel):
         return f"{self.spec.url}#{self.served}"
 
     async def start(self) -> None:
-        """Check key, address and served name by the endpoint's model list; endpoints without one are taken on trust."""
+        """Check key, address and served name by the endpoint's model list; endpoints without one are not checked."""
         await super().start()
         check_price(self)
         if self._client is None:
@@ -135,13 +135,13 @@ class EndpointModel(GuardedModel):
         return answer
 
     async def stream(self, request: Request, hear: Callable[[str], None]) -> Completion:
-        """One completion of a chat, heard as it comes; tried once. A thought in a field of its own is put between
+        """One completion of a chat, passed to `hear` as it arrives, without retries; a thought in a separate field gets
         markers."""
         if self._client is None:
             raise ModelCallError("closed", f"model '{self.name}' is not started")
         request = replace(request, sampling=self.spec.sampling(request.sampling))
-        asked = chat_body(request, 1, request.sampling.seed, False, False) | {"stream": True}
-        events = self._client.events("/chat/completions", self._complete_body(asked), self.headers)
+        body = chat_body(request, 1, request.sampling.seed, False, False) | {"stream": True}
+        events = self._client.events("/chat/completions", self._complete_body(body), self.headers)
         return await read_stream(events, hear)
 
     async def _score(self, request: Request) -> ApiAnswer:
@@ -160,9 +160,6 @@ class EndpointModel(GuardedModel):
             "`logprobs` and `max_tokens: 0`, as vLLM and upshot serve do"
         )
 
-    def _read(self, data: Any) -> ApiAnswer:
-        return read_answer(data, self.spec.price_in or 0.0, self.spec.price_out or 0.0)
-
     async def _send(self, path: str, body: dict[str, Any], read: Callable[[Any], ApiAnswer] | None = None) -> ApiAnswer:
         if self._client is None:
             raise ModelCallError("closed", f"model '{self.name}' is not started")
@@ -172,7 +169,8 @@ class EndpointModel(GuardedModel):
         if answer.status != 200:
             raise self._failure(answer.failure())
         try:
-            return (read or self._read)(answer.json_object())
+            data = answer.json_object()
+            return read(data) if read else read_answer(data, self.spec.price_in or 0.0, self.spec.price_out or 0.0)
         except BadResponse as error:
             raise answer.unreadable(error) from error
 
@@ -180,11 +178,8 @@ class EndpointModel(GuardedModel):
         body = {**body, "model": self.served}
         if self._length_field != "max_tokens":
             body[self._length_field] = body.pop("max_tokens")
-        if self.spec.extra_body:
-            body |= self.spec.extra_body
-        for field in self.spec.omit:
-            body.pop(field, None)
-        return body
+        body |= self.spec.extra_body
+        return {field: value for field, value in body.items() if field not in self.spec.omit}
 
     def _failure(self, error: AttemptError) -> Exception:
         """What an answer's status means for the call."""
@@ -205,7 +200,7 @@ class EndpointModel(GuardedModel):
         return UserError(f"{self.spec.url} rejects the request (HTTP {status}); {way_out}")
 
 
-@lru_cache  # said once, however often a model is started
+@lru_cache  # once, however often a model is started
 def warn_unlisted(url: str, served: str, listed: tuple[str, ...]) -> None:
     """Warn about a name that an endpoint does not list: some endpoints serve models they do not list, most do not."""
     log.warning("%s does not list the model '%s'; %s", url, served, did_you_mean(served, listed[:20]))
@@ -220,15 +215,12 @@ def key_variable(spec: ModelSpec) -> str | None:
 
 def headers_of(spec: ModelSpec) -> dict[str, str]:
     """Headers with secrets from the environment; a missing variable is a `UserError`."""
-    wanted = dict(spec.headers_env)
-    headers: dict[str, str] = {}
     variable = key_variable(spec)
-    for variable_name in [*([variable] if variable else []), *wanted.values()]:
-        if not os.environ.get(variable_name):
-            raise UserError(f"model '{spec.label}' needs the environment variable {variable_name}, which is not set")
-    if variable:
-        headers["Authorization"] = f"Bearer {os.environ[variable]}"
-    return headers | {header: os.environ[name] for header, name in wanted.items()}
+    for name in filter(None, [variable, *spec.headers_env.values()]):
+        if not os.environ.get(name):
+            raise UserError(f"model '{spec.label}' needs the environment variable {name}, which is not set")
+    key = {"Authorization": f"Bearer {os.environ[variable]}"} if variable else {}
+    return key | {header: os.environ[name] for header, name in spec.headers_env.items()}
 
 
 def check_price(model: GuardedModel) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import Message, messages_from
 from upshot.core.errors import UserError
 from upshot.engine.engine import Engine, QueueFull, Token
 from upshot.engine.sequence import Rules
@@ -18,7 +17,7 @@ from upshot.models.openai_format import cut_at_stop
 from upshot.models.rendering import Renderer
 
 CHARACTERS_PER_ID = 32
-"""More than any honest text has on average (4 in prose, 10 in deeply indented code)."""
+"""More than ordinary text has on average (prose has 4, deeply indented code 10)."""
 
 
 class EngineModel(Model):
@@ -29,17 +28,14 @@ class EngineModel(Model):
         if renderer is None and getattr(tokenizer, "chat_template", None):
             renderer = Renderer(tokenizer)
         self.renderer = renderer
-        self.end_ids = set(engine.eos_ids)
-        if tokenizer.eos_token_id is not None:
-            self.end_ids.add(tokenizer.eos_token_id)
-        if self.renderer is not None:
-            self.end_ids |= self.renderer.end_ids
+        ends = {*engine.eos_ids, tokenizer.eos_token_id, *(renderer.end_ids if renderer is not None else ())}
+        self.end_ids: set[int] = ends - {None}
         self._compiler: grammars.SchemaCompiler | None = None
         self.abilities, self.no_schema = grammars.local_abilities(), grammars.missing_library()
         self.calls = 0
 
     async def generate(self, request: Request, on_token: Token | None = None) -> list[Completion]:
-        """`request.n` completions on the weights as they are; `on_token` hears of each token when it is sampled."""
+        """`request.n` completions from the current weights; `on_token` is called with each token when it is sampled."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         left = 1 if request.given else request.n
 
@@ -59,7 +55,7 @@ class EngineModel(Model):
         return [self.completion(seq, request.sampling) for seq in seqs]
 
     async def generate_all(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """The completions of every request; where one fails, the others are aborted."""
+        """The completions of every request; if one fails, the others are aborted."""
         tasks = [asyncio.ensure_future(self.generate(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
@@ -89,17 +85,17 @@ class EngineModel(Model):
 
     def prompt_ids(self, request: Request) -> list[int]:
         """The ids to continue."""
-        if request.prompt and isinstance(request.prompt[0], int):
+        if request.by_ids:
             return list(request.prompt)  # type: ignore[arg-type]
         if self.renderer is None:
             raise UserError(f"model '{self.name}' has no chat template; give token ids as the prompt")
-        messages = [m if isinstance(m, Message) else messages_from([m])[0] for m in request.prompt]  # type: ignore[list-item]
-        return self.encode(self.renderer.prompt_text(messages, request.tools), self.renderer.encode)
+        text = self.renderer.prompt_text(request.prompt, request.tools)  # type: ignore[arg-type]
+        return self.encode(text, self.renderer.encode)
 
     def encode(self, text: str, encoder: Callable[[str], list[int]] | None = None) -> list[int]:
-        """The ids of a text; one that cannot fit is refused before it is tokenised, which takes 1 s and 100 MB a MB.
+        """The ids of a text; one that cannot fit is refused before it is tokenised, which takes 1 s and 100 MB per MB.
 
-        encoder: None for the tokenizer's own, which adds what it puts before every text.
+        encoder: None: the tokenizer's own, which adds the tokens that it puts before every text.
         """
         self.check_size(len(text) // CHARACTERS_PER_ID, f"{len(text)} characters")
         return (encoder or self.tokenizer.encode)(text)
@@ -136,12 +132,12 @@ class EngineModel(Model):
                 tail = self.tokenizer.decode(ids[-reach:], skip_special_tokens=True)
                 if reach >= len(ids) or len(tail.encode()) >= need:
                     return any(stop in tail for stop in stops)
-                reach *= 2  # special tokens, whose text is left out
+                reach *= 2  # because of special tokens, whose text is left out
 
         return stopped
 
     def _grammar(self, request: Request) -> Any:
-        """What the text must follow, if anything."""
+        """The grammar that the text must follow, if there is one."""
         if request.schema is None and not request.lark:
             return None
         if not grammars.available():
@@ -152,14 +148,13 @@ class EngineModel(Model):
         return self._compiler.lark(request.lark) if request.schema is None else self._compiler.grammar(request.schema)
 
     def completion(self, seq: Running, sampling: Sampling) -> Completion:
-        """What a finished sequence said."""
+        """The completion of a finished sequence."""
         if seq.finish in ("error", "abort"):
             raise ModelCallError("engine_error" if seq.error else "aborted", str(seq.error or "")) from seq.error
         ids, logprobs = tuple(seq.sampled), tuple(seq.logprobs)
         tops = tuple(seq.tops) if seq.rules.top_logprobs else None
         if seq.given:
-            read = len(seq.ids)
-            return Completion("", seq.finish, ids, logprobs, (), read, version=seq.version, top_logprobs=tops)
+            return Completion("", seq.finish, ids, logprobs, (), len(seq.ids), version=seq.version, top_logprobs=tops)
         text, finish = self.tokenizer.decode(seq.sampled, skip_special_tokens=True), seq.finish
         if sampling.stop:
             text, stopped = cut_at_stop(text, sampling.stop)

@@ -19,7 +19,7 @@ from upshot.models.base import Abilities
 
 INSTALL = "pip install -e '.[schema]'"
 WHITESPACE = r"\n? {0,8}"
-"""All that may stand between two parts of a JSON text. Unlimited blanks are a place where weak models stay for ever."""
+"""The whitespace allowed between two parts of a JSON text. Without a limit, weak models may never stop writing it."""
 
 
 def available() -> bool:
@@ -60,7 +60,7 @@ class JsonGrammar:
         return bool(self.matcher.is_stopped())
 
     def copy(self) -> JsonGrammar:
-        """The same state once more, for a fork."""
+        """A copy of the state, for a fork."""
         twin = JsonGrammar.__new__(JsonGrammar)
         twin.matcher, twin._mask = self.matcher.deep_copy(), self._mask.copy()
         return twin

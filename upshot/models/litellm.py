@@ -1,7 +1,7 @@
-"""`provider/model` through litellm, which is imported only then; keys come from the environment.
+"""`provider/model` through litellm, which is imported only if it is used; keys come from the environment.
 
-litellm's own retries are switched off: ours are counted and keep the limits. Its errors derive from the classes of the
-`openai` package, and its answers dump to OpenAI's format; both are read as ours.
+litellm's own retries are switched off, because ours are counted and respect the limits. Its errors derive from the
+classes of the `openai` package, and its answers can be dumped in OpenAI's format; we convert both to our own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LiteLLMModel(GuardedModel):
         return f"openai/{self.spec.model}" if self.spec.url else self.spec.model
 
     def _find_price(self, litellm: Any, name: str) -> None:
-        """List prices from litellm's table where the spec states none."""
+        """List prices from litellm's table, if the spec states none."""
         spec = self.spec
         if spec.price_in is not None and spec.price_out is not None:
             return
@@ -79,16 +79,13 @@ class LiteLLMModel(GuardedModel):
         self.price_out = dollars_out if spec.price_out is None else spec.price_out
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
-        body = chat_body(request, n, seed, self.abilities.schema, ids=False)
-        for field in self.spec.omit:
-            body.pop(field, None)
+        whole = chat_body(request, n, seed, self.abilities.schema, ids=False)
+        body = {field: value for field, value in whole.items() if field not in self.spec.omit}
         try:
             async with asyncio.timeout(self.spec.timeout_s):
                 response = await self._create(body)
         except TimeoutError as error:
             raise AttemptError("timeout", f"no answer within {self.spec.timeout_s:g} s") from error
-        except (ModelCallError, UserError):
-            raise
         except Exception as error:  # the libraries' own classes; `failure_of` sorts them by name and status
             if self._learn(body, error):
                 return await self._attempt(request, n, seed)
@@ -102,10 +99,10 @@ class LiteLLMModel(GuardedModel):
             raise AttemptError("bad_response", str(error)) from error
 
     def _learn(self, body: dict[str, Any], error: Exception) -> bool:
-        """Whether the endpoint refused the schema; it is not sent again."""
-        refused = getattr(error, "status_code", None) in (400, 422) and "response_format" in body
-        named = any(word in str(error) for word in ("response_format", "json_schema", "schema"))
-        if not refused or not named or self.spec.structured is not None:
+        """Whether the endpoint refused the schema; then it is not sent again."""
+        refuses_body = getattr(error, "status_code", None) in (400, 422) and "response_format" in body
+        names_schema = any(word in str(error) for word in ("response_format", "json_schema", "schema"))
+        if not refuses_body or not names_schema or self.spec.structured is not None:
             return False
         self.abilities = replace(self.abilities, schema=False)
         return True

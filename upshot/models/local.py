@@ -28,10 +28,10 @@ from upshot.models.openai_format import ApiAnswer
 
 
 def import_frameworks() -> None:
-    """Import what every model in this process needs, without looking for garbage meanwhile.
+    """Import what every model in this process needs, without garbage collection meanwhile.
 
-    Imports make a million objects that stay. Collecting between them (a thousand times) took an eighth of their time,
-    and scanning them again in every later collection would be wasted too, hence `freeze`.
+    Imports create a million objects that stay. A thousand collections between them took an eighth of their time, and
+    scanning these objects in every later collection would be wasted as well, hence `freeze`.
     """
     if "transformers.modeling_utils" in sys.modules:
         return
@@ -45,7 +45,7 @@ def import_frameworks() -> None:
         assert torch and transformers
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # what stays frozen to the end is reported as leaked by triton's bindings
+        atexit.register(gc.unfreeze)  # triton's bindings report objects that are frozen at the end as leaked
         if collecting:
             gc.enable()
 
@@ -78,13 +78,12 @@ def local_path(name: str) -> str:
 
 
 def describe_choice(name: str) -> str:
-    """Which of its checkpoints a run folder stands for, in words; empty for anything else."""
+    """The checkpoint that a run folder stands for, as text; empty for anything else."""
     run = Path(expand_home(name.removeprefix("local:")))
     if not (run / "checkpoints").is_dir() or (run / "config.json").is_file():
         return ""
-    chosen = _checkpoint_of(run)
     kind = "best" if (run / "checkpoints" / "best.json").is_file() else "newest"
-    return f"{run}: its {kind} checkpoint, {chosen.name}"
+    return f"{run}: its {kind} checkpoint, {_checkpoint_of(run).name}"
 
 
 def _checkpoint_of(run: Path) -> Path:
@@ -145,12 +144,12 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto", four_bits: 
     device = pick_device(device)
     kind = pick_dtype(dtype, device)
     tokenizer = load_tokenizer(name)
-    how: dict[str, Any] = {"dtype": kind}
+    options: dict[str, Any] = {"dtype": kind}
     if four_bits:
         nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": kind}
-        how |= {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **nf4), "device_map": device}
+        options |= {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **nf4), "device_map": device}
     try:
-        module: Any = AutoModelForCausalLM.from_pretrained(path, **how)
+        module: Any = AutoModelForCausalLM.from_pretrained(path, **options)
     except (SafetensorError, *DAMAGED) as error:
         bits = " in 4 bits" if four_bits else ""
         raise UserError(f"cannot load the model '{name}'{bits}: {describe_damage(error)}") from error
@@ -158,7 +157,7 @@ def load_local(name: str, dtype: str = "auto", device: str = "auto", four_bits: 
 
 
 DAMAGED = (OSError, ValueError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
-"""What reading a file of weights raises that is cut off, of another kind or of another model."""
+"""Raised by reading a file of weights that is cut off, of another format or of another model."""
 
 
 def describe_damage(error: BaseException) -> str:
@@ -217,7 +216,7 @@ NO_BITSANDBYTES = "model.quantize=4bit needs bitsandbytes: pip install bitsandby
 
 
 def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
-    """What a folder (or hub name) says of the adapter it holds; None for a whole model. `offline`: ask no hub."""
+    """The adapter's configuration in a folder (or hub name); None for a whole model. `offline`: do not ask the hub."""
     from transformers.utils.peft_utils import find_adapter_config_file
 
     file = None
@@ -239,8 +238,8 @@ def adapter_config(name: str, offline: bool = False) -> dict[str, Any] | None:
 
 
 def find_config(name: str, offline: bool = False) -> Any | None:
-    """The configuration of a folder or hub name; of an adapter: its base model's. `offline`: ask no hub, and return
-    None if it is not on this machine."""
+    """The configuration of a folder or hub name; for an adapter, its base model's. `offline`: do not ask the hub, and
+    return None if it is not on this machine."""
     from transformers import AutoConfig
 
     while (adapter := adapter_config(name, offline)) is not None:
@@ -269,7 +268,7 @@ def load_whole(name: str, dtype: str = "auto", device: str = "auto") -> tuple[An
 
 
 def own_tokenizer(name: str) -> Any:
-    """The tokenizer that was saved with an adapter; None where there is only the base model's."""
+    """The tokenizer that was saved with an adapter; None if there is only the base model's."""
     from transformers import AutoTokenizer
 
     path = Path(local_path(name))
@@ -277,7 +276,7 @@ def own_tokenizer(name: str) -> Any:
 
 
 def free_bytes(device: str) -> int:
-    """Bytes of the device that can be had; 0 on the CPU."""
+    """Available bytes of the device; 0 on the CPU."""
     import torch
 
     place = torch.device(pick_device(device))
@@ -285,7 +284,7 @@ def free_bytes(device: str) -> int:
 
 
 def shared_kv(device: Any, sharers: int) -> int:
-    """Bytes for keys and values of each of several models: together a third of what is free; 0: as the engine finds."""
+    """Bytes for keys and values of each of several models: together a third of what is free; 0: the engine decides."""
     import torch
 
     if sharers < 2 or torch.device(device).type != "cuda":
@@ -297,12 +296,13 @@ class BorrowedModel(GuardedModel):
     """A model with a different owner (the policy), counted under its own role; closing it does not close the
     owner's."""
 
-    def __init__(self, spec: ModelSpec, model: Model, **guards: Unpack[Guards]) -> None:
+    def __init__(self, spec: ModelSpec, model: Model | None, **guards: Unpack[Guards]) -> None:
+        """`model`: None until a subclass has loaded it."""
         guards["limits"] = EndpointLimits(1_000_000)
         super().__init__(spec, **guards)
-        self.inner: Model | None = model
-        self.name = model.name
-        self.abilities, self.no_schema = model.abilities, model.no_schema
+        self.inner = model
+        if model is not None:
+            self.name, self.abilities, self.no_schema = model.name, model.abilities, model.no_schema
 
     @property
     def tokenizer(self) -> Any:
@@ -311,14 +311,14 @@ class BorrowedModel(GuardedModel):
 
     @property
     def state_now(self) -> int:
-        """That of the model behind this one."""
+        """The version of the model behind this one."""
         return 0 if self.inner is None else self.inner.state_now
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
         if self.inner is None:
             raise UserError(f"model '{self.name}' is not started")
-        asked = replace(request, n=n)
-        completions = await self.inner.generate(asked if seed is None else asked.with_seed(seed))
+        of_n = replace(request, n=n)
+        completions = await self.inner.generate(of_n if seed is None else of_n.with_seed(seed))
         prompt_tokens = completions[0].prompt_tokens if completions else 0
         return ApiAnswer(completions, prompt_tokens, sum(c.completion_tokens for c in completions))
 
@@ -329,21 +329,19 @@ class LocalModel(BorrowedModel):
     def __init__(self, spec: ModelSpec, swap_slot: Any = None, **guards: Unpack[Guards]) -> None:
         from upshot.models.grammar import local_abilities, missing_library
 
-        guards["limits"] = EndpointLimits(1_000_000)
-        GuardedModel.__init__(self, spec, **guards)
+        super().__init__(spec, None, **guards)
         self._swap_slot = swap_slot
         """Its place in a pool (`serving.swap.pool.PoolSlot`)."""
         self.sharers = 1
-        """Models connected together, on one device, without a plan: keys and values of all have one budget."""
+        """The number of models on one device without a memory plan, which share the memory for keys and values."""
         self.borrow: Callable[[ModelSpec], Awaitable[Model]] | None = None
-        """Where another process has the weights: how to come by the model there."""
-        self.inner = None
+        """Gets the model from another process that has loaded it; None: load it here."""
         self.abilities, self.no_schema = local_abilities(), missing_library()
         self._weights = ""
 
     @property
     def identity(self) -> str:
-        """The folder and when it was written: other weights at the same path are another model."""
+        """The folder and when it was written, because other weights at the same path are another model."""
         return f"{self.spec.label}@{self._weights}"
 
     async def start(self) -> None:

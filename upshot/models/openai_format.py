@@ -12,7 +12,7 @@ from upshot.models.base import Completion, ModelCallError, Request
 
 
 class BadResponse(Exception):
-    """An answer that is not what the API promises: worth another try."""
+    """An answer that is not what the API promises; another attempt may succeed."""
 
 
 class MissingScores(Exception):
@@ -21,7 +21,7 @@ class MissingScores(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiAnswer:
-    """What one call gave, and what it used."""
+    """The completions of one call, and what they cost."""
 
     completions: list[Completion]
     prompt_tokens: int = 0
@@ -30,7 +30,7 @@ class ApiAnswer:
 
 
 async def read_stream(events: AsyncIterator[Mapping[str, Any]], hear: Callable[[str], None]) -> Completion:
-    """A streamed chat answer, heard as it comes; a thought in a separate field is put between markers."""
+    """A streamed chat answer, passed to `hear` as it arrives; a thought in a separate field is put between markers."""
     text = ""
     finish, thinking = "stop", False
     async for event in events:
@@ -51,7 +51,7 @@ async def read_stream(events: AsyncIterator[Mapping[str, Any]], hear: Callable[[
 
 
 def sampling_fields(request: Request, n: int, seed: int | None, ids: bool) -> dict[str, Any]:
-    """The fields that chat and completions share; what is at its default is left out. `ids`: its ids are asked for."""
+    """The fields that chat and completions share, without those at their defaults. `ids`: whether to request ids."""
     sampling = request.sampling
     optional = {
         "top_p": None if sampling.top_p == 1.0 else sampling.top_p,
@@ -98,7 +98,7 @@ def score_body(request: Request) -> dict[str, Any]:
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Structured output by JSON schema; strict where the schema meets OpenAI's terms for it."""
+    """Structured output by JSON schema; strict if the schema meets OpenAI's conditions for it."""
     name = str(schema.get("title") or "answer").replace(" ", "_")
     described = {"name": name, "schema": dict(schema), "strict": _is_closed(schema)}
     return {"type": "json_schema", "json_schema": described}
@@ -118,7 +118,7 @@ def _is_closed(schema: Any) -> bool:
 def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> ApiAnswer:
     """Completions of a chat or completions answer; prices are per million tokens.
 
-    Raises `BadResponse`, or `ModelCallError` where the model or its filter declined to answer: it would again.
+    Raises `BadResponse`, or `ModelCallError` if the model or its filter refused to answer: it would do so again.
     """
     try:
         choices = sorted(data["choices"], key=lambda choice: choice.get("index") or 0)
@@ -127,11 +127,10 @@ def read_answer(data: Any, price_in: float = 0.0, price_out: float = 0.0) -> Api
         usage = data.get("usage") or {}
         prompt_tokens = int(usage.get("prompt_tokens") or 0)
         completion_tokens = int(usage.get("completion_tokens") or 0)
-        lengths = _lengths(choices, completion_tokens)
         share = prompt_tokens * price_in / 1e6 / len(choices)
         completions = [
             _read_choice(choice, prompt_tokens, length, share + length * price_out / 1e6)
-            for choice, length in zip(choices, lengths, strict=True)
+            for choice, length in zip(choices, _lengths(choices, completion_tokens), strict=True)
         ]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise BadResponse(f"{type(error).__name__}: {error}") from error
@@ -160,8 +159,8 @@ def _lengths(choices: Sequence[Mapping[str, Any]], total: int) -> list[int]:
     ids = [choice.get("token_ids") for choice in choices]
     if all(ids):
         return [len(i) for i in ids if i is not None]
-    each, rest = divmod(total, len(choices))
-    return [each + (i < rest) for i in range(len(choices))]
+    each, remainder = divmod(total, len(choices))
+    return [each + (i < remainder) for i in range(len(choices))]
 
 
 def _read_choice(choice: Mapping[str, Any], prompt_tokens: int, completion_tokens: int, cost: float) -> Completion:
@@ -194,7 +193,7 @@ Logprobs = tuple[tuple[float, ...] | None, tuple[tuple[tuple[int, float], ...], 
 
 
 def _read_logprobs(data: Mapping[str, Any] | None) -> Logprobs:
-    """Log-probabilities of the sampled tokens and, where tokens are named by id, of the likeliest ones."""
+    """Log-probabilities of the sampled tokens and, if tokens are named by id, of the most likely ones."""
     if not data:
         return None, None
     content = data.get("content")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -37,19 +37,19 @@ END_OF_TURN = "end_of_turn"
 """Where a tokenizer keeps the end token that a recipe named."""
 
 FURTHER = "A"
-"""Stands for the words that may follow an open text."""
+"""Stands for the words that may follow a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateCheck:
-    """What the start-up check found out about a chat template."""
+    """The result of the start-up check of a chat template."""
 
     appends: bool
     """Its own rendering of a longer conversation starts with that of the shorter one."""
     reason: str
-    """How it rewrites history, where it does."""
+    """How it rewrites history, if it does."""
     words: tuple[str, ...] = ()
-    """Ordinary text that it marks turns with, which no message can say: a space is put inside."""
+    """Ordinary text that marks turns; if a message contains it, a space is put inside."""
 
 
 def policy_renderer(tokenizer: Any, recipe: Recipe) -> Renderer:
@@ -70,11 +70,12 @@ class Renderer:
     def __init__(
         self, tokenizer: Any, template_options: Mapping[str, Any] | None = None, think: Sequence[str] = MARKERS
     ) -> None:
-        """Make it; `think`: the markers that replies put around thoughts."""
+        """`think`: the markers that replies put around thoughts."""
         self.tokenizer = tokenizer
         self.template_options = dict(template_options or {})
         self.think = think
         self._single = TokenPieces(tokenizer)
+        self._recent = lru_cache(RECENT)(self._render)
         self._shown: set[str] = set()
         """Roles whose messages the template is known to show."""
         if not getattr(tokenizer, "chat_template", None):
@@ -113,7 +114,7 @@ class Renderer:
         if message.role in self._shown:
             return
         probe = replace(message, content=PROBE)
-        if PROBE not in self._fill([_for_template(one) for one in (*STOOD_FOR, probe)], (), generation=True):
+        if PROBE not in self._fill([_for_template(each) for each in (*STOOD_FOR, probe)], (), generation=True):
             raise UserError(
                 f"this chat template leaves out '{message.role}' messages that follow a reply; "
                 "set model.chat_template to one that shows them"
@@ -168,8 +169,8 @@ class Renderer:
         bare = delta.lstrip()
         first = next(iter(self.encode(bare)), None)
         blanks = delta[: len(delta) - len(bare)]
-        if named := getattr(self.tokenizer, "init_kwargs", {}).get(END_OF_TURN):
-            return blanks if bare.startswith(named) else "", self.tokenizer.convert_tokens_to_ids(named)
+        if end_token := getattr(self.tokenizer, "init_kwargs", {}).get(END_OF_TURN):
+            return blanks if bare.startswith(end_token) else "", self.tokenizer.convert_tokens_to_ids(end_token)
         marks = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         if first is not None and first in marks - {self.tokenizer.unk_token_id}:
             return blanks, first
@@ -209,13 +210,13 @@ class Renderer:
 
     def _render_calls(self, message: Message, tools: Tools) -> str:
         """An assistant turn with tool calls in the template's own words, without what closes it."""
-        asked = [Message("user", "?")]
-        turn = self._apply([*asked, message], tools, generation=False)
+        question = [Message("user", "?")]
+        turn = self._apply([*question, message], tools, generation=False)
         plain = self._apply((), tools, generation=False, before=STOOD_FOR)
         if turn == plain.replace(STAND_IN, self.guard(message.content, "assistant")):
             raise UserError("this chat template leaves out tool calls; set model.chat_template to one that shows them")
         # Where the generation prompt says more than the template's turns do (opens a thought), their beginning counts.
-        openings = [self._apply(asked, tools, generation=True), plain.partition(STAND_IN)[0]]
+        openings = [self._apply(question, tools, generation=True), plain.partition(STAND_IN)[0]]
         before = next((text for text in openings if turn.startswith(text)), None)
         if before is None:
             raise UserError("this chat template opens turns with tool calls differently; they cannot be imitated")
@@ -245,8 +246,7 @@ class Renderer:
                 continue  # a template without system prompts refuses here; the next probe has none
             for cut in (1, 3):
                 shorter = self._apply([*opening, *talk[:cut]], (), generation=True) + talk[cut].content
-                longer = self._apply([*opening, *talk[: cut + 2]], (), generation=True)
-                if not longer.startswith(shorter):
+                if not self._apply([*opening, *talk[: cut + 2]], (), generation=True).startswith(shorter):
                     why = f"it renders turn {cut} differently once the conversation continues"
                     return TemplateCheck(False, why, words)
         return TemplateCheck(True, "", words)
@@ -267,20 +267,15 @@ class Renderer:
             return self._render(messages, tools, generation, before)
         return self._recent(tuple(messages), (), generation, tuple(before))
 
-    @cached_property
-    def _recent(self) -> Callable[..., str]:
-        return lru_cache(RECENT)(self._render)
-
     def _render(self, messages: Sequence[Message], tools: Tools, generation: bool, before: Sequence[Message]) -> str:
-        shown = [_for_template(message) for message in before]
-        for message in messages:
-            shown.append(self._special.guard_all(_for_template(message), self._keep(message.role)))
+        guarded = [self._special.guard_all(_for_template(each), self._keep(each.role)) for each in messages]
+        shown = [*map(_for_template, before), *guarded]
         return self._fill(shown, self._special.guard_all(list(tools), self._keep("system")), generation)
 
     def _fill(self, messages: list[dict[str, Any]], tools: Sequence[Any], generation: bool) -> str:
         try:
-            fill, how = self.tokenizer.apply_chat_template, {"tokenize": False, "add_generation_prompt": generation}
-            return fill(messages, tools=list(tools) or None, **how, **self.template_options)
+            fill, options = self.tokenizer.apply_chat_template, {"tokenize": False, "add_generation_prompt": generation}
+            return fill(messages, tools=list(tools) or None, **options, **self.template_options)
         except Exception as error:  # jinja's TemplateError: imported lazily by transformers
             roles = " → ".join(message["role"] for message in messages)
             raise UserError(f"the chat template refuses the roles {roles}: {error}") from error

@@ -1,6 +1,7 @@
-"""Scripted models: a function answers. For tests, offline work and timing, through the same guards as a real call.
+"""Scripted models: a function answers. For tests, offline work and timing, with the guards of real calls.
 
-And `AbsentPolicy`, which may not be called: checks and replays build only the other participants."""
+`AbsentPolicy` stands for a policy that may not be called: checks and replays build only the other participants.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def script(name: str) -> Callable[[Script], Script]:
 
 
 class ScriptedModel(GuardedModel):
-    """A model whose every completion is a function of the request; sample i of n sees a seed derived from its own."""
+    """A model whose completions are a function of the request; each of n samples gets its own seed."""
 
     abilities = Abilities(schema=True, tools=True, seed=True)
 
@@ -55,13 +56,16 @@ class ScriptedModel(GuardedModel):
             reply = self._function(seeded)
             if inspect.isawaitable(reply):
                 reply = await reply
-            completions.append(reply if isinstance(reply, Completion) else _completion(reply, request))
+            if isinstance(reply, str):  # a word counts as a token
+                words = sum(len(message.content.split()) for message in cast("Sequence[Message]", request.prompt))
+                reply = Completion(reply, "stop", prompt_tokens=words, completion_tokens=len(reply.split()))
+            completions.append(reply)
         used = sum(completion.completion_tokens for completion in completions)
         return ApiAnswer(completions, completions[0].prompt_tokens, used, sum(c.cost for c in completions))
 
 
 class AbsentPolicy(Model):
-    """Stands in for the policy where it may not be called."""
+    """Stands in for a policy that may not be called."""
 
     name = "policy"
 
@@ -72,12 +76,6 @@ class AbsentPolicy(Model):
     async def generate(self, request: Request) -> list[Completion]:
         """Refuse."""
         raise UserError("no policy is available here; name a different model for the role that uses it (models.…=)")
-
-
-def _completion(text: str, request: Request) -> Completion:
-    """Text as a completion; a word counts as a token."""
-    prompt = sum(len(message.content.split()) for message in cast("Sequence[Message]", request.prompt))
-    return Completion(text, "stop", prompt_tokens=prompt, completion_tokens=len(text.split()))
 
 
 def find_script(name: str) -> Script:
@@ -97,13 +95,13 @@ def find_script(name: str) -> Script:
 
 
 def last_text(request: Request) -> str:
-    """What was said last."""
+    """The last message of the prompt."""
     return request.prompt[-1].content if request.prompt else ""  # type: ignore[union-attr]
 
 
 @script("echo")
 def echo(request: Request) -> str:
-    """Says the last message again; asked for JSON, fills the schema's text fields with it."""
+    """Repeats the last message; if JSON is requested, fills the schema's text fields with it."""
     return _fill(request, last_text(request))
 
 
@@ -115,8 +113,7 @@ def ok(request: Request) -> str:
 
 @script("rater")
 def rate(request: Request) -> str:
-    """Says OK; asked for JSON, draws each number of it from a hash of the prompt: a stand-in judge whose ratings
-    differ."""
+    """Says OK; if JSON is requested, its numbers come from a hash of the prompt: a judge whose ratings vary."""
     if request.schema is None:
         return "OK"
     answer = example_of(request.schema, "OK")
@@ -132,12 +129,10 @@ def rate(request: Request) -> str:
 
 @script("number")
 def last_number(request: Request) -> str:
-    """Says the last number of the last message after '####', as gsm8k asks for."""
+    """Says the last number of the last message after '####', the format of gsm8k."""
     numbers = re.findall(r"-?\d+(?:\.\d+)?", last_text(request))
     return _fill(request, f"#### {numbers[-1] if numbers else 0}")
 
 
 def _fill(request: Request, text: str) -> str:
-    if request.schema is None:
-        return text
-    return json.dumps(example_of(request.schema, text), ensure_ascii=False)
+    return text if request.schema is None else json.dumps(example_of(request.schema, text), ensure_ascii=False)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
-import shutil
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from upshot.core.errors import UserError
+from upshot.core.files import write_folder
 from upshot.models.client.cache import cache_home
 
 log = logging.getLogger(__name__)
@@ -39,17 +37,7 @@ def smollm2_folder() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "config.json").is_file():
             log.warning("converting SmolLM2-135M-Instruct to %s, once", folder)
-            scratch = Path(tempfile.mkdtemp(prefix=f"{FOLDER}.", dir=folder.parent))
-            try:
-                convert(source, scratch)
-                mask = os.umask(0)  # readable as any other file of the user's: temporary folders are private
-                os.umask(mask)
-                os.chmod(scratch, 0o777 & ~mask)
-                for path in scratch.iterdir():
-                    os.chmod(path, 0o666 & ~mask)
-                os.rename(scratch, folder)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+            write_folder(folder, lambda to: convert(source, to))
     return folder
 
 
@@ -78,7 +66,7 @@ def convert(source: Path, target: Path) -> None:
     module = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
     weights = {name: weight for name, weight in module.state_dict().items() if name != "lm_head.weight"}  # it is tied
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    # Not `save_pretrained`: to transformers a model of a GGUF is quantized for good.
+    # Not `save_pretrained`: transformers treats a model that was read from a GGUF as quantized.
     module.config.__dict__.pop("quantization_config", None)
     module.config.architectures = ["LlamaForCausalLM"]
     module.config.rms_norm_eps = float(f"{module.config.rms_norm_eps:.6g}")  # 1e-5, which the GGUF has in float32

@@ -1,4 +1,4 @@
-"""JSON out of a model: parse strictly, check against the schema, and ask again with the error where it does not fit.
+"""Gets JSON from a model: parses it strictly, checks it against the schema, and asks again if it does not fit.
 
 Text stays as it was meant: `"42"` is text, unicode is untouched, and LaTeX survives. A model that writes `\\frac` with
 one backslash has written valid JSON for a form feed and "rac"; since no reply means a form feed, it is read as LaTeX.
@@ -74,7 +74,7 @@ def _candidates(text: str) -> Iterator[str]:
     for fenced in _FENCE.finditer(answer):
         yield fenced[1].strip()
     yield from _objects(answer)
-    # A marker inside an object is something said there, and no thought.
+    # A marker inside an object is part of its text, and does not mark a thought.
     yield from (candidate for candidate in _objects(text) if any(marker in candidate for marker in MARKERS))
 
 
@@ -89,7 +89,7 @@ def _objects(text: str) -> Iterator[str]:
 
 
 def _loads(text: str) -> Any:
-    """Strict JSON; failing that, with backslashes that escape nothing and raw line breaks in strings let through."""
+    """Strict JSON or, if that fails, JSON with raw line breaks and meaningless backslashes in strings."""
     try:
         return json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
@@ -143,12 +143,12 @@ def example_of(schema: Any, text: str) -> Any:
 
 
 def json_request(schema: Mapping[str, Any]) -> str:
-    """How a model without structured output is asked for JSON; a weak one would copy a raw schema into its answer."""
+    """The words that ask a model without structured output for JSON; a weak model would copy a raw schema."""
     return f"Answer with one JSON object and nothing else. Its form: {shape_of(schema)}"
 
 
 def shape_of(schema: Mapping[str, Any]) -> str:
-    """A schema as a reader would write it down: {"city": "text", "score": number from 0 to 1}."""
+    """A schema as a person would write it: {"city": "text", "score": number from 0 to 1}."""
     if "const" in schema:
         return json.dumps(schema["const"], ensure_ascii=False)
     if "enum" in schema:
@@ -174,7 +174,7 @@ def shape_of(schema: Mapping[str, Any]) -> str:
 def fit_texts(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """The schema of an object with limits for its texts, so that the whole of it fits into `max_tokens`.
 
-    Texts share the tokens evenly, and a character counts as one: the object is made to end, not to be long.
+    Texts share the tokens evenly, and a character counts as a token, so the object is short, but complete.
     """
     texts = {key: value for key, value in schema["properties"].items() if value.get("type") == "string"}
     most = max(1, max_tokens // (len(texts) + 1))
@@ -183,7 +183,7 @@ def fit_texts(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 
 
 def explain_missing_schema(model: Model) -> str:
-    """What to add to the report of an unusable answer where a schema could have been enforced."""
+    """An addition to the error about an unusable answer, if a schema could have been enforced."""
     return f"; {model.no_schema}" if model.no_schema else ""
 
 
@@ -197,8 +197,8 @@ async def ask_json(
 ) -> dict[str, Any]:
     """The model's answer as an object that fits the schema.
 
-    Enforced by the backend where it can; else asked for in words. An answer that does not fit is shown to the model
-    with the error, up to `repairs` times; then `ModelCallError` with the reason 'bad_json'.
+    The backend enforces the schema if it can; otherwise the prompt describes it. An answer that does not fit is shown
+    to the model with the error, up to `repairs` times; then `ModelCallError` with the reason 'bad_json'.
     """
     sampling = sampling or Sampling()
     history = list(messages)
@@ -214,7 +214,7 @@ async def ask_json(
             flaw = f"{error} (cut at {sampling.max_tokens} tokens)" if completion.finish == "length" else str(error)
         if completion.finish == "length" and model.abilities.lengths:
             schema = fit_texts(schema, sampling.max_tokens // (attempt + 1))
-        history.append(Message("assistant", completion.text))
-        history.append(Message("user", f"That cannot be used: {flaw}. {json_request(schema)}"))
+        objection = f"That cannot be used: {flaw}. {json_request(schema)}"
+        history += [Message("assistant", completion.text), Message("user", objection)]
     problem = f"'{model.name}' after {repairs + 1} answers: {flaw}{explain_missing_schema(model)}"
     raise ModelCallError("bad_json", problem)

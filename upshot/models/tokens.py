@@ -1,4 +1,4 @@
-"""Tokens and text: what a message says never becomes a special token, and what each single token spells.
+"""Tokens and text: keeps the words of messages from becoming special tokens, and says what a token spells.
 
 A chat template mixes its own marks (`<|im_start|>`) with what people, tools and rows say, and a tokenizer cannot
 distinguish them afterwards. So `guard` puts a character that no text has into every special token that a message
@@ -13,18 +13,18 @@ tokenizer whose model itself knows the special token as a word), a space is put 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 GUARD = "\ufdd0"
-"""Unicode reserves it for use inside programs; in a text that has it all the same it becomes U+FFFD."""
+"""Unicode reserves it for use inside programs; if a text contains it, it is replaced by U+FFFD."""
 RECENT = 32
-"""Texts whose ids are kept: all replies to a prompt begin with the same one, and begin one after the other."""
+"""The number of texts whose ids are cached: all replies to a prompt begin with the same text at about the same time."""
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer, and how text that spells them is kept apart."""
+    """The special tokens of one tokenizer, and how to distinguish text that spells them."""
 
     def __init__(self, tokenizer: Any, marks: Collection[str] = (), words: Collection[str] = ()) -> None:
         """Find them; `marks`: added tokens that count as special, too, `words`: ordinary text that no message may
@@ -37,13 +37,14 @@ class SpecialTokens:
         self.tokens = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
         self._words = {*words}
         self._any = re.compile(_any_of([*self.tokens, *words]))
-        # Where there is one, every character is looked at: two spellings may overlap.
+        # If there is one, every character is examined, because two spellings may overlap.
         self._each = re.compile(f"(?=({self._any.pattern}))(.)", re.DOTALL)
         self._marks = re.compile(f"{GUARD}|{_any_of(self.tokens)}")
         self._normalized = any(token.normalized for token in added if token.content in special)
+        self._recent = lru_cache(RECENT)(self._encode)
 
     def guard(self, text: str, keep: Collection[str] = ()) -> str:
-        """The text with its special tokens guarded, but for those to `keep`."""
+        """The text with its special tokens guarded, except those to `keep`."""
 
         def part(match: re.Match[str]) -> str:
             spelled, first = match.groups()
@@ -53,7 +54,7 @@ class SpecialTokens:
         return self._each.sub(part, text) if self._any.search(text) else text
 
     def guard_all(self, value: Any, keep: Collection[str] = ()) -> Any:
-        """A JSON value with all its texts guarded, names included."""
+        """A JSON value with all its texts guarded, including names."""
         if isinstance(value, str):
             return self.guard(value, keep)
         if isinstance(value, Mapping):
@@ -61,12 +62,8 @@ class SpecialTokens:
         return [self.guard_all(item, keep) for item in value] if isinstance(value, list | tuple) else value
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, nothing added: what is guarded as ordinary text, all else as the tokenizer does."""
+        """Token ids of a text, without added tokens: guarded parts as ordinary text, the rest as the tokenizer does."""
         return list(self._recent(text))
-
-    @cached_property
-    def _recent(self) -> Callable[[str], list[int]]:
-        return lru_cache(RECENT)(self._encode)
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is None or not (self._normalized or GUARD in text):
@@ -79,7 +76,7 @@ class SpecialTokens:
     def _strict(self) -> tuple[Any, dict[int, int]]:
         """A tokenizer that knows the special tokens only with a guard before them, and its added ids → the original's.
 
-        It has the original's model and steps, so all else, at the edges of special tokens too, is tokenised alike.
+        It has the original's model and steps, so all other text, also beside special tokens, is tokenised as there.
         """
         from tokenizers import AddedToken, Tokenizer
 
@@ -109,7 +106,7 @@ class SpecialTokens:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern of these texts, the longest that fits; without texts, one that matches nothing."""
+    """A pattern that matches the longest of these texts; without texts, it matches nothing."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
 
 
@@ -125,7 +122,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class TokenPieces:
-    """What one token adds to a text; looked up once each."""
+    """What each token adds to a text; every token is looked up once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -147,7 +144,7 @@ class TokenPieces:
         return self._texts[token]
 
     def raw(self, token: int) -> bytes:
-        """The token's bytes, also where they are part of a character only."""
+        """The token's bytes, even if they are only part of a character."""
         text = self.text(token)
         if "�" in text:
             name = self.tokenizer.convert_ids_to_tokens(token) or ""

@@ -1,4 +1,4 @@
-"""What a chat template parts speakers with, found by rendering conversations whose words are known."""
+"""Finds what a chat template writes between speakers, by rendering conversations with known words."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Fill = Callable[[list[dict[str, Any]]], str]
 
 @dataclass(frozen=True, slots=True)
 class TurnMarks:
-    """The marks of a template that are not special tokens already."""
+    """The marks of a template that are not special tokens anyway."""
 
     tokens: frozenset[str]
     """Added tokens between speakers."""
     of_tools: frozenset[str]
-    """Added tokens around tool calls and results only, which others may mention."""
+    """Added tokens around tool calls and results only; all but tools may mention them."""
     words: frozenset[str]
     """Lines of ordinary text between speakers, where no token stands."""
 
@@ -51,7 +51,7 @@ def find_turn_marks(tokenizer: Any, fill: Fill, think: Collection[str]) -> TurnM
 
 
 def _seams(fill: Fill, talks: list[list[dict[str, Any]]]) -> Iterator[str]:
-    """What is written after each speaker's words."""
+    """The text that follows each speaker's words."""
     for talk in talks:
         try:
             rendered = fill(talk)

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,7 +63,7 @@ Wanted = Callable[[Mapping[str, Any]], bool]
 """Whether a line stays in a journal."""
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """An append-only file of JSON lines, each of which is finished work.
 
     A line is on the disk (fsync) before `append` returns. If a crash leaves a half-written last line, it is cut off
@@ -112,9 +112,6 @@ class Journal:
     def close(self) -> None:
         """Close the file and release its lock."""
         os.close(self._file)
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

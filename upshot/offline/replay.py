@@ -65,26 +65,26 @@ def run(args: argparse.Namespace) -> int:
     folder = RunFolder.open(Path(args.folder))
     recipe = load_recipe(str(folder.path / "recipe.yaml"), args.overrides).recipe
     changes = asyncio.run(replay(folder, recipe, args.step))
-    listed = [one for one in changes if not (args.changed and one.same)]
-    for one in listed if args.json else ():
-        row = {"key": one.key, "what": one.what, "old": one.old.to_dict(), "new": one.new.to_dict(), "same": one.same}
-        print(json.dumps(row, default=str))
+    listed = [change for change in changes if not (args.changed and change.same)]
+    for change in listed if args.json else ():
+        scores = {"old": change.old.to_dict(), "new": change.new.to_dict(), "same": change.same}
+        print(json.dumps({"key": change.key, "what": change.what, **scores}, default=str))
     if not args.json:
         _print_table(listed, changes)
-    return 0 if all(one.same for one in changes) else 1
+    return 0 if all(change.same for change in changes) else 1
 
 
 def _print_table(listed: Sequence[ScoreChange], changes: Sequence[ScoreChange]) -> None:
-    wide = max((len(one.key) for one in listed), default=0)
-    name = max((len(one.what) for one in listed), default=0)
+    wide = max((len(change.key) for change in listed), default=0)
+    name = max((len(change.what) for change in listed), default=0)
     if listed:
         print(f"{'reply':<{wide}}  {'':<{name}}  {'old':>12}  {'new':>12}")
-    for one in listed:
-        old, new = (f"– {s.reason}" if s.value is None else f"{s.value:.4g}" for s in (one.old, one.new))
-        print(f"{one.key:<{wide}}  {one.what:<{name}}  {old:>12}  {new:>12}{'' if one.same else '  changed'}")
-    other = sum(not one.same for one in changes)
+    for change in listed:
+        old, new = (f"– {s.reason}" if s.value is None else f"{s.value:.4g}" for s in (change.old, change.new))
+        print(f"{change.key:<{wide}}  {change.what:<{name}}  {old:>12}  {new:>12}{'' if change.same else '  changed'}")
+    other = sum(not change.same for change in changes)
     result = f"{other} differ" if other else "none differs"
-    print(f"{len({one.key for one in changes})} replies, {len(changes)} numbers: {result}")
+    print(f"{len({change.key for change in changes})} replies, {len(changes)} numbers: {result}")
 
 
 async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChange]:
@@ -95,8 +95,7 @@ async def replay(folder: RunFolder, recipe: Recipe, step: int) -> list[ScoreChan
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     rows = {row.id: row for row in task.rows("train")}
     tokenizer = find_tokenizer(recipe.model, task)
-    renderer = policy_renderer(tokenizer, recipe)
-    services = build_services(recipe, task, AbsentPolicy(), tokenizer, renderer)
+    services = build_services(recipe, task, AbsentPolicy(), tokenizer, policy_renderer(tokenizer, recipe))
     async with aclosing(services):
         silent = silent_models(recipe)
         for model in dict.fromkeys(model for name, model in services.models.items() if name not in silent):
@@ -125,8 +124,8 @@ def lines_of(folder: RunFolder, step: int) -> list[dict[str, Any]]:
     replies = [line for line in lines if line.get("step") == step]
     if not replies:
         steps = sorted({line.get("step", 0) for line in lines})
-        there = f"steps {steps[0]} to {steps[-1]}" if steps else "no replies"
-        raise UserError(f"'{folder.path / ROLLOUTS}' has no replies of step {step}; it has {there}")
+        saved = f"steps {steps[0]} to {steps[-1]}" if steps else "no replies"
+        raise UserError(f"'{folder.path / ROLLOUTS}' has no replies of step {step}; it has {saved}")
     return replies
 
 

@@ -75,8 +75,7 @@ def _own_code(metrics: Mapping[str, Any]) -> dict[str, Any]:
         path = name.split(ARROW)[-1].strip()
         if ":" in path:
             file = inspect.getsourcefile(import_thing(path, "metric", "--metric"))
-            content = Path(file).read_bytes() if file else b""
-            digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
+            digests[name] = hashlib.blake2b(Path(file).read_bytes() if file else b"", digest_size=8).hexdigest()
     return {"code": digests} if digests else {}
 
 

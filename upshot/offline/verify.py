@@ -77,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
     scores = asyncio.run(_verify_all(claims, settings, unknown, args.at_once))
     summary = summarise(claims, scores) | {"seconds": round(time.perf_counter() - start, 3)}
     if args.out:
-        lines = ({**row, "score": score.value} | _explain(score) for row, score in zip(rows, scores, strict=True))
-        write_jsonl(Path(args.out), lines)
+        parts = [{name: part for name, part in score.to_dict().items() if name != "value"} for score in scores]
+        scored = zip(rows, scores, parts, strict=True)
+        write_jsonl(Path(args.out), ({**row, "score": score.value, **part} for row, score, part in scored))
     missing = "".join(f"\n  missing {line}" for line in describe_missing(scores))
     text = f"{show(summary)}{missing}".encode("utf-8", "backslashreplace").decode()  # terminals reject lone surrogates
     print(json.dumps(summary) if args.json else text)
@@ -258,9 +259,3 @@ def show(summary: Mapping[str, Any]) -> str:
 def _line(name: str, part: Mapping[str, Any]) -> str:
     accuracy = "no scores" if part["accuracy"] is None else f"accuracy {part['accuracy']:.4f}"
     return f"{name}: {accuracy} over {part['scored']} of {part['rows']} rows"
-
-
-def _explain(score: Score) -> dict[str, Any]:
-    """Why a score is missing, and its details."""
-    missing = {"missing": score.reason} if score.value is None else {}
-    return missing | ({"detail": dict(score.detail)} if score.detail else {})

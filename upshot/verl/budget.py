@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
@@ -31,31 +32,29 @@ class BudgetLedger:
         self.closing = False
         self.open: set[str] = set()
         """Workers that are still reporting."""
-        self._spent: dict[str, dict[str, float]] = {"": dict.fromkeys(SPENT, 0.0) | dict(before or {})}
+        self._spent: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(SPENT, 0.0))
         """Total spending by worker; under '' that of earlier parts of the run."""
+        self._spent[""].update(before or {})
 
     def take_call(self, worker: str) -> bool:
         """Count a call that a worker is about to send; False if none is left."""
         if self.max_calls is not None and self.spent()["calls"] >= self.max_calls:
             return False
-        self._own(worker)["calls"] += 1
+        self._spent[worker]["calls"] += 1
         return True
 
     def report(self, worker: str, spent: Mapping[str, float], last: bool = False) -> tuple[dict[str, float], bool]:
         """Receive the total spending of a worker; returns that of all others, and whether the run is over."""
-        spent_by_worker = self._own(worker)
+        of_worker = self._spent[worker]
         known = SPENT if self.max_calls is None else SPENT[1:]  # requested calls are counted already
-        spent_by_worker |= {what: spent[what] for what in known}
+        of_worker.update({what: spent[what] for what in known})
         (self.open.discard if last else self.open.add)(worker)
         total = self.spent()
-        return {what: total[what] - spent_by_worker[what] for what in SPENT}, self.closing
+        return {what: total[what] - of_worker[what] for what in SPENT}, self.closing
 
     def spent(self) -> dict[str, float]:
         """What all workers have reported so far, including those that have ended."""
         return {what: sum(spent[what] for spent in self._spent.values()) for what in SPENT}
-
-    def _own(self, worker: str) -> dict[str, float]:
-        return self._spent.setdefault(worker, dict.fromkeys(SPENT, 0.0))
 
 
 class BudgetClient(Protocol):

@@ -9,6 +9,7 @@ import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from upshot.config.method import method_of
@@ -31,7 +32,6 @@ from upshot.verl.plan import (
     find_uncarried,
     is_under,
     parse_override,
-    read_key,
 )
 from upshot.verl.table import (
     ACTOR,
@@ -119,8 +119,8 @@ def _attention(recipe: Recipe) -> list[VerlSetting]:
         return []
     why = "flash-attn, verl's default, is not installed here"
     models = [MODEL, *([f"{CRITIC}.model"] if method_of(recipe.train.method).value_head else [])]
-    named = [VerlSetting(f"{model}.override_config.attn_implementation", "sdpa", why, "+") for model in models]
-    return [*named, *(VerlSetting(f"{model}.use_remove_padding", False, why) for model in models)]
+    settings = [VerlSetting(f"{model}.override_config.attn_implementation", "sdpa", why, "+") for model in models]
+    return [*settings, *(VerlSetting(f"{model}.use_remove_padding", False, why) for model in models)]
 
 
 def _truncation(recipe: Recipe, backend: str) -> tuple[list[VerlSetting], list[MissingKey]]:
@@ -141,7 +141,7 @@ def _truncation(recipe: Recipe, backend: str) -> tuple[list[VerlSetting], list[M
     why += f"{episode.temperature:g}; set episode.temperature=1, or set {ROLLOUT}.name={BACKEND}"
     if backend != "vllm":
         why = f"the kind of log-probabilities that {backend} reports is unknown; set {ROLLOUT}.name={BACKEND}, or vllm"
-    return [], [MissingKey(key, read_key(recipe, key), why, True)]
+    return [], [MissingKey(key, attrgetter(key)(recipe), why, True)]
 
 
 def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
@@ -149,13 +149,13 @@ def _lengths(recipe: Recipe, place: ClusterPlace) -> list[VerlSetting]:
     prompt: Any = UNKNOWN if place.prompt_tokens is None else place.prompt_tokens
     context = recipe.model.max_context or place.context
     room = None if context is None or place.prompt_tokens is None else context - 1
-    one = recipe.episode.max_turns == 1 and not credit_rule(recipe.credit).trains_futures
-    reply: Any = recipe.episode.max_tokens if one else (UNKNOWN if room is None else room)
+    single = recipe.episode.max_turns == 1 and not credit_rule(recipe.credit).trains_futures
+    reply: Any = recipe.episode.max_tokens if single else (UNKNOWN if room is None else room)
     source = "model.max_context" if recipe.model.max_context else "the model's configuration"
     budget = recipe.train.token_budget or max(TOKENS, context or 0)
     return [
         VerlSetting("data.max_prompt_length", prompt, "measured: the longest prompt of the rows"),
-        VerlSetting("data.max_response_length", reply, "episode.max_tokens" if one else f"{source} (several turns)"),
+        VerlSetting("data.max_response_length", reply, "episode.max_tokens" if single else f"{source} (several turns)"),
         VerlSetting(f"{ROLLOUT}.max_model_len", context or UNKNOWN, f"{source}; futures need room, too"),
         VerlSetting(f"{ACTOR}.ppo_max_token_len_per_gpu", budget, "train.token_budget (0: verl's own, or the context)"),
     ]
@@ -254,13 +254,13 @@ def _find_unweighed(recipe: Recipe) -> Iterator[MissingKey]:
 def _find_copies(recipe: Recipe) -> Iterator[MissingKey]:
     """The helpers that verl's servers cannot be: models with older weights, or scorers of given ids."""
     classmates = classmate_names(recipe.futures)
-    named = {f"models.{role}": spec.model for role, spec in recipe.models.items()}
+    models = {f"models.{role}": spec.model for role, spec in recipe.models.items()}
     copies = [("futures.classmates", name) for name in classmates if name.startswith("policy@")]
-    for key, model in (*named.items(), *copies):
+    for key, model in (*models.items(), *copies):
         if model.startswith("policy@"):
             way = f"; name the folder itself: {key}={recipe.model.path or 'FOLDER'}" if model.endswith("@start") else ""
             yield MissingKey(key, model, f"verl's servers have only the newest weights{way}", True)
-    itself = [name for name in classmates if named.get(f"models.{name}", name) == "policy"]
+    itself = [name for name in classmates if models.get(f"models.{name}", name) == "policy"]
     if itself and recipe.futures.options.get("measure", "sampled") != "sampled":
         why = f"verl's servers report no log-probabilities of given ids, and classmate '{itself[0]}' is the policy"
         yield MissingKey("futures.measure", recipe.futures.options["measure"], why, True)

@@ -12,12 +12,13 @@ from pathlib import Path
 from upshot.config.phases import phases_of
 from upshot.config.recipe import Recipe
 from upshot.core.errors import UserError, reason_of
+from upshot.run.checks import refuse
 from upshot.run.console import Reporter
 from upshot.run.folder import RunFolder
 from upshot.run.report.report import write_report
 from upshot.serving.servers.state import lease
 from upshot.verl.checkpoints import begin_folder, make_whole, newest_step, skip_first_validation
-from upshot.verl.checks import find, refuse
+from upshot.verl.checks import find
 from upshot.verl.config import compose
 from upshot.verl.plan import MAIN, RECIPE, WORKERS, VerlPlan
 from upshot.verl.prepare import make_start, prepare

@@ -34,6 +34,6 @@ def list_paths(recipe: Recipe) -> list[tuple[str, str]]:
 def _find_folder(model: str) -> str:
     """The folder of a model; a hub name stays a name, and the checks report its problems."""
     with suppress(UserError):
-        path = Path(local_path(model)) if model else Path("/nowhere")
-        return str(path.resolve()) if path.is_dir() else model
+        if model and (path := Path(local_path(model))).is_dir():
+            return str(path.resolve())
     return model

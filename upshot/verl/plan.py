@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel
@@ -107,8 +108,8 @@ class VerlPlan:
         lines = ["verl's config", *(f"  {s.key}={_short(s.value)}    ← {s.source}" for s in self.settings)]
         lines += ["", "by Upshot, in verl's workers", *(f"  {key}    {why}" for key, why in self.played)]
         lines += ["", "without a counterpart in verl"]
-        for m in sorted(self.missing, key=lambda m: not m.blocks):
-            lines.append(f"  {'! ' if m.blocks else ''}{m.key}={_short(m.value)}    {m.reason}")
+        missing = sorted(self.missing, key=lambda m: not m.blocks)
+        lines += [f"  {'! ' if m.blocks else ''}{m.key}={_short(m.value)}    {m.reason}" for m in missing]
         return "\n".join(lines)
 
 
@@ -123,9 +124,10 @@ def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSet
     for line in lines:
         source = ", ".join(line.ours) + (f" ({line.note})" if line.note else "")
         try:
-            settings.append(VerlSetting(line.theirs, line.make(*(read_key(recipe, key) for key in line.ours)), source))
+            value = line.make(*(attrgetter(key)(recipe) for key in line.ours))
+            settings.append(VerlSetting(line.theirs, value, source))
         except NoCounterpart as why:
-            value = read_key(recipe, line.ours[0])
+            value = attrgetter(line.ours[0])(recipe)
             plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
             missing.append(MissingKey(line.ours[0], plain, str(why), True))
     return settings, list({m.reason: m for m in missing}.values())
@@ -134,26 +136,18 @@ def carry_over(recipe: Recipe, lines: Sequence[TableLine]) -> tuple[list[VerlSet
 def find_uncarried(recipe: Recipe) -> list[MissingKey]:
     """The keys without a counterpart; one that blocks does so only if its value is not the default."""
     changed = differences(Recipe(task=recipe.task), recipe)
-    out = []
-    for key, value in flatten(recipe.model_dump(mode="json")):
-        if (entry := uncarried_entry(key)) is not None:
-            out.append(MissingKey(key, value, LEFT[entry].reason, LEFT[entry].blocks and key in changed))
-    return out
+    return [
+        MissingKey(key, value, LEFT[entry].reason, LEFT[entry].blocks and key in changed)
+        for key, value in flatten(recipe.model_dump(mode="json"))
+        if (entry := uncarried_entry(key)) is not None
+    ]
 
 
 def uncarried_entry(key: str) -> str | None:
     """The entry of `LEFT` for a recipe key; None if the key is carried or played."""
-    carry_over = {name for line in CARRIED for name in line.ours}.union(SPECIAL)
+    carried = {name for line in CARRIED for name in line.ours}.union(SPECIAL)
     fits = [name for name in LEFT if is_under(key, name)]
-    return None if any(is_under(key, name) for name in carry_over) or not fits else max(fits, key=len)
-
-
-def read_key(recipe: Recipe, key: str) -> Any:
-    """The value of a dotted key."""
-    value: Any = recipe
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+    return None if any(is_under(key, name) for name in carried) or not fits else max(fits, key=len)
 
 
 def is_under(key: str, prefix: str) -> bool:

@@ -48,8 +48,7 @@ def context_of(recipe: Recipe) -> int:
 
     if recipe.model.max_context:
         return recipe.model.max_context
-    config = AutoConfig.from_pretrained(local_path(recipe.model.path)).get_text_config()
-    return int(config.max_position_embeddings)
+    return int(AutoConfig.from_pretrained(local_path(recipe.model.path)).get_text_config().max_position_embeddings)
 
 
 def needs_start(recipe: Recipe) -> bool:

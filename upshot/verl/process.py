@@ -72,10 +72,10 @@ def run(
             notice, seconds = signal.SIGTERM, grace_s
             raise
         finally:
-            rest = threading.Thread(target=_read_rest, args=(process, file), daemon=True)
-            rest.start()  # reads what it writes while it ends: with a full pipe it could not end
+            reader = threading.Thread(target=_read_rest, args=(process, file), daemon=True)
+            reader.start()  # reads what it writes while it ends: with a full pipe it could not end
             end(process, notice, seconds)
-            rest.join(LAST_WORDS_S)
+            reader.join(LAST_WORDS_S)
             reaper.forget(process.pid)
             reaper.close()
             sweep(began)

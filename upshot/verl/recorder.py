@@ -78,14 +78,13 @@ class StepRecorder:
     ) -> None:
         """Write a step whose update is done: its replies, and then its line."""
         saving, self._saving = self._saving, 0.0
-        whole = {**logs, **self.writer.write_replies(step, groups), "time/dollars": spent.get("dollars", 0.0)}
-        whole["time/save"] = saving
+        line = {**logs, **self.writer.write_replies(step, groups)}
+        line |= {"time/dollars": spent.get("dollars", 0.0), "time/save": saving}
         self.folder.write_spent(spent)
-        self.folder.append_metrics(self.phase, step, whole)
-        self.writer.announce(step, whole)
+        self.write_evaluation(step, line)
 
     def write_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
-        """Write a line with only an evaluation, of the weights after a step."""
+        """Write a line of metrics: that of a step, or one with only an evaluation of the weights after it."""
         self.folder.append_metrics(self.phase, step, logs)
         self.writer.announce(step, logs)
 

@@ -40,14 +40,12 @@ def digest_of(row: Row) -> str:
     return hashlib.sha256(opening.encode()).hexdigest()[:16]
 
 
-def write_rows(path: Path, rows: Sequence[Row], split: str) -> int:
-    """Write the rows of a split for verl's dataset; returns their number."""
+def write_rows(path: Path, rows: Sequence[Row], split: str) -> None:
+    """Write the rows of a split for verl's dataset."""
     if not rows:
         raise UserError(f"the split '{split}' has no rows; check the options under `task`")
     by_id(rows, split)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, [record_of(row, number, split) for number, row in enumerate(rows)])
-    return len(rows)
 
 
 def by_id(rows: Sequence[Row], split: str) -> dict[str, Row]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from upshot.config.sampling import Sampling
-from upshot.core.conversation import derive_seed, messages_from
+from upshot.core.conversation import derive_seed
 from upshot.core.errors import UserError
 from upshot.models.base import Abilities, Completion, Model, ModelCallError, Request
 from upshot.models.openai_format import cut_at_stop
@@ -86,10 +86,8 @@ class ServedModel(Model):
 
     abilities = Abilities(ids_in=True, ids_out=True)
 
-    def __init__(self, renderer: Renderer, name: str = "policy") -> None:
-        self.name, self.renderer = name, renderer
-        self.tokenizer = renderer.tokenizer
-        self.calls = 0
+    def __init__(self, renderer: Renderer) -> None:
+        self.name, self.renderer, self.tokenizer = "policy", renderer, renderer.tokenizer
 
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions over the link of the calling conversation."""
@@ -97,11 +95,9 @@ class ServedModel(Model):
         if link is None:
             raise UserError(f"model '{self.name}' runs on verl's servers and cannot be called outside a conversation")
         prompt = self._prompt_ids(request)
-        asked = (self._one(link, prompt, request, number) for number in range(request.n))
-        return list(await asyncio.gather(*asked))
+        return list(await asyncio.gather(*(self._one(link, prompt, request, number) for number in range(request.n))))
 
     async def _one(self, link: ConversationLink, prompt: list[int], request: Request, number: int) -> Completion:
-        self.calls += 1
         # The template's end tokens as well: the servers use the model's settings, which may not contain them.
         ends = {*self.renderer.end_ids, *request.sampling.stop_ids}
         params = {**link.params, **sampling_params(request.sampling), "stop_token_ids": sorted(ends)}
@@ -120,10 +116,9 @@ class ServedModel(Model):
                 "set actor_rollout_ref.rollout.calculate_log_probs=True"
             )
         ids, text, stopped = self._until(ids, request.sampling.stop)
-        ended = stopped or ids[-1] in ends
         return Completion(
             text=text,
-            finish="stop" if ended else "length",
+            finish="stop" if stopped or ids[-1] in ends else "length",
             ids=ids,
             logprobs=tuple(float(value) for value in answer.log_probs[: len(ids)]),
             prompt_tokens=len(prompt),
@@ -151,20 +146,7 @@ class ServedModel(Model):
             )
         if request.by_ids:
             return [int(i) for i in request.prompt]  # type: ignore[arg-type]
-        messages = [m if not isinstance(m, dict) else messages_from([m])[0] for m in request.prompt]
-        return self.renderer.prompt_ids(messages, request.tools)  # type: ignore[arg-type]
-
-    def stats(self) -> dict[str, float]:
-        """The number of calls."""
-        return {"calls": float(self.calls)}
-
-    def state(self) -> dict[str, Any]:
-        """The counter."""
-        return {"calls": self.calls}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue counting from there."""
-        self.calls = int(state.get("calls", 0))
+        return self.renderer.prompt_ids(request.prompt, request.tools)  # type: ignore[arg-type]
 
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def measure_tokens(rows: Sequence[BatchRow], inputs: Sequence[LearnerInputs]) ->
     """Local mode's metrics of the trained tokens before the first update of the step: entropy and drift."""
     import numpy as np
 
-    masks = [np.asarray(one.mask, dtype=bool) for one in inputs]
+    masks = [np.asarray(each.mask, dtype=bool) for each in inputs]
     if not any(mask.any() for mask in masks):
         return {}
 
@@ -118,9 +118,8 @@ def measure_tokens(rows: Sequence[BatchRow], inputs: Sequence[LearnerInputs]) ->
         return np.concatenate([np.asarray(row, dtype=float)[mask] for row, mask in zip(lists, masks, strict=True)])
 
     now = trained([row.logprobs for row in rows])
-    gaps = np.abs(now - trained([one.old for one in inputs]))
-    known = all(row.entropy for row in rows)
-    entropy = trained([row.entropy for row in rows]) if known else -now
+    gaps = np.abs(now - trained([each.old for each in inputs]))
+    entropy = trained([row.entropy for row in rows]) if all(row.entropy for row in rows) else -now
     return {"policy/entropy": float(entropy.mean()), MEAN: float(gaps.mean()), LARGEST: float(gaps.max())}
 
 

@@ -7,6 +7,7 @@ trained token, so that it is counted. A reply that the policy made missing has r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,11 +27,6 @@ class Trajectory:
     response_mask: list[int]
     """1 where the policy sampled a token that has something to learn from."""
     response_logprobs: list[float]
-
-    @property
-    def trains(self) -> bool:
-        """Whether any of its tokens is trained."""
-        return any(self.response_mask)
 
 
 @dataclass(frozen=True)
@@ -103,9 +99,8 @@ def trained_mask(source: Rollout | Branch, maybe: bool = False) -> list[int]:
 
 def reward_numbers(reply: Rollout, metrics: Sequence[str]) -> dict[str, float]:
     """The means of all metrics, missing ones as NaN, because verl needs the same keys in every row."""
-    means = {name: mean.value for name, mean in reply.reward.means.items()}
-    values = {name: means.get(name) for name in metrics}
-    return {name: float("nan") if value is None else value for name, value in values.items()}
+    means = {name: mean.value for name, mean in reply.reward.means.items() if mean.value is not None}
+    return {name: means.get(name, math.nan) for name in metrics}
 
 
 def _first(source: Rollout | Branch) -> int:

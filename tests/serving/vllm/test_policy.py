@@ -129,7 +129,7 @@ def test_after_a_step_the_next_sample_comes_from_the_new_weights_and_names_them(
     assert after.logprobs == pytest.approx(here.own_logprobs(after.ids), abs=1e-5)
     assert [body["version"] for body in here.server.seen] == ["0", "1"]
     assert here.server.seen[0]["cache_salt"] != here.server.seen[1]["cache_salt"]
-    assert here.policy.stats()["syncs"] == 2
+    assert here.policy.syncs == 2
 
 
 def test_the_server_refuses_a_request_for_weights_it_does_not_have(scene: Callable[..., Scene]) -> None:
@@ -156,7 +156,7 @@ def test_requests_in_flight_finish_before_weights_change(scene: Callable[..., Sc
         return [(await task)[0].version for task in (*early, *late)]
 
     assert here.play(work) == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert here.server.most_busy_at_load == 0 and here.policy.stats()["syncs"] == 2
+    assert here.server.most_busy_at_load == 0 and here.policy.syncs == 2
 
 
 def test_many_requests_at_once_hand_the_weights_over_once(scene: Callable[..., Scene]) -> None:
@@ -168,7 +168,7 @@ def test_many_requests_at_once_hand_the_weights_over_once(scene: Callable[..., S
         return {completion.version for [completion] in found}
 
     assert here.play(work) == {1}
-    assert here.policy.stats()["syncs"] == 2  # at the start and after the step
+    assert here.policy.syncs == 2  # at the start and after the step
 
 
 def test_a_server_that_is_killed_gets_the_newest_weights_before_its_first_request(scene: Callable[..., Scene]) -> None:
@@ -187,7 +187,7 @@ def test_a_server_that_is_killed_gets_the_newest_weights_before_its_first_reques
     assert {one.version for one in found} == {1}
     for one in found:
         assert one.logprobs == pytest.approx(here.own_logprobs(one.ids), abs=1e-5)
-    assert here.policy.stats()["syncs"] == 3
+    assert here.policy.syncs == 3
 
 
 def test_a_server_restarted_between_two_steps_is_noticed(scene: Callable[..., Scene]) -> None:

@@ -12,7 +12,7 @@ SPENT = ("calls", "tokens", "dollars")
 
 @dataclass
 class Budget:
-    """Limits and what is spent. Calls are exact; tokens and dollars can pass their limit by what was in flight."""
+    """Limits and spending. Calls are exact; tokens and dollars can exceed their limit by the calls in flight."""
 
     max_calls: int | None = None
     max_tokens: int | None = None
@@ -23,12 +23,12 @@ class Budget:
     tokens: int = 0
     dollars: float = 0.0
     tally: Callable[[str, float], float] | None = None
-    """Adds to a count that several processes keep together, and gives its sum; None: this process spends alone."""
+    """Adds to a counter that several processes share, and returns its sum; None: this process has its own."""
     leave: Callable[[], Awaitable[None]] | None = None
-    """Waits for leave to take one more call, where calls are handed out to several processes."""
+    """Waits for permission to send one more call, if several processes share them."""
 
     def check(self) -> None:
-        """Raise `BudgetExceeded` when no further call may be sent."""
+        """Raise `BudgetExceeded` if no further call may be sent."""
         if self.tally is not None:
             self._look()
         for what in SPENT:
@@ -48,7 +48,7 @@ class Budget:
             self.check()
 
     async def admit(self) -> None:
-        """Wait until a call may be taken; `take_call` must follow at once, before anybody else waits."""
+        """Wait until a call may be taken; `take_call` must follow immediately, without an await in between."""
         if self.leave is not None:
             await self.leave()
 
@@ -76,8 +76,3 @@ class Budget:
         """Continue from a saved state; the limits stay those of this run."""
         self.calls, self.tokens = int(state["calls"]), int(state["tokens"])
         self.dollars = float(state["dollars"])
-
-    def stats(self) -> dict[str, float]:
-        """Spent and limits, for the metrics."""
-        limits = {f"max_{what}": getattr(self, f"max_{what}") for what in SPENT}
-        return {k: float(v) for k, v in {**limits, **self.state()}.items() if v is not None}

@@ -1,4 +1,4 @@
-"""The response cache: completions on disk, found by what was asked.
+"""The response cache: completions on disk, by request.
 
 One SQLite file in WAL mode, so that several processes can read and write it at once. Measured against one file per
 completion: a hit takes 8-16 µs instead of 18-26, a write about 40 µs instead of 30-100, a fifth of the disk, and
@@ -65,7 +65,7 @@ class ResponseCache:
 
     @classmethod
     def open(cls, where: bool | str | Path) -> ResponseCache:
-        """The cache in a folder; `True` means the user's cache folder. Raises `UserError` when it cannot be used."""
+        """The cache in a folder; `True` means the user's cache folder. Raises `UserError` if it cannot be used."""
         cache = cls(cache_home() if where is True else Path(str(where)).expanduser())
         try:
             cache.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class ResponseCache:
         return None if row is None else decode(row[0])
 
     def put(self, key: bytes, sample: int, completion: Completion, model: str = "") -> None:
-        """Store a completion; the first one stored stays. A cache that cannot be written to is only slower."""
+        """Store a completion, unless one is stored already. If the cache cannot be written, calls are only slower."""
         row = (key, sample, model, encode(completion), time.time())
         try:
             self._sql.execute("INSERT OR IGNORE INTO completions VALUES (?,?,?,?,?)", row)
@@ -107,7 +107,7 @@ class ResponseCache:
 
 
 def encode(completion: Completion) -> str:
-    """A completion as JSON, without what belongs to the call and not to the answer."""
+    """A completion as JSON, without the fields that belong to the call and not to the answer."""
     data = {field: getattr(completion, field) for field in completion.__slots__ if field not in ("cost", "cached")}
     return json.dumps({k: v for k, v in data.items() if v}, separators=(",", ":"), default=dict)
 

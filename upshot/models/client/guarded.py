@@ -28,12 +28,12 @@ from upshot.models.openai_format import ApiAnswer
 log = logging.getLogger(__name__)
 
 SILENT_ATTEMPTS = 2
-"""Attempts of one call that may time out while the model has not answered anything yet: a cold start may need a second,
-and whoever has never met the limit will not meet it a third time."""
+"""Attempts of one call that may time out before the model has answered its first call: a cold start may need a second
+one, but if both time out, a third would, too."""
 
 
 class Guards(TypedDict, total=False):
-    """What models can share; a model makes its own where nothing is passed."""
+    """What models can share; a model creates its own if nothing is passed."""
 
     role: str
     """Counted when a request names none."""
@@ -67,7 +67,7 @@ class GuardedModel(Model):
 
     @property
     def identity(self) -> str:
-        """What the cache takes for the same model."""
+        """The model's name in the cache: models with the same one share their answers."""
         return self.spec.label
 
     async def start(self) -> None:
@@ -82,9 +82,9 @@ class GuardedModel(Model):
         for pause in self._pauses:
             pause.cancel()
         if self.cache is not None:
-            hits, asked = self.meter.cache_hits()
-            if asked:
-                log.info("%s: %d of %d completions came from the response cache", self.name, hits, asked)
+            hits, requested = self.meter.cache_hits()
+            if requested:
+                log.info("%s: %d of %d completions came from the response cache", self.name, hits, requested)
             self.cache.close()
             self.cache = None
 

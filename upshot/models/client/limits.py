@@ -1,4 +1,4 @@
-"""How hard an endpoint may be called: calls in flight, calls and tokens per minute."""
+"""Limits of an endpoint: calls in flight, calls per minute and tokens per minute."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ class Pace:
         self._turn = asyncio.Lock()
 
     async def take(self, amount: float) -> None:
-        """Wait until `amount` may be used; more than the bucket holds is paid back by those who come after."""
+        """Wait until `amount` may be used; if the bucket holds less, later callers wait for the difference."""
         async with self._turn:
-            missing = min(amount, self.capacity) - self._fill()
-            while missing > 0:
+            while (missing := min(amount, self.capacity) - self._fill()) > 0:
                 await asyncio.sleep(missing / self.rate)
-                missing = min(amount, self.capacity) - self._fill()
             self._level -= amount
 
     def share(self, part: float) -> None:
-        """Go at a part of the whole pace from now on; other processes have the rest."""
+        """From now on, use only this part of the pace; other processes have the rest."""
         self._fill()
         self.rate = self.whole * part
         self.capacity = max(1.0, self.rate)
@@ -46,13 +44,13 @@ class Pace:
 
 
 class CallSlots:
-    """Calls in flight against a bound that may change; first come, first served."""
+    """Limits the calls in flight to a bound that may change; first come, first served."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        """What the endpoint takes, from all processes together."""
+        """Most calls in flight from all processes together."""
         self.processes = 1
-        """How many have a share of it, this one counted; one call at a time at the least."""
+        """The number of processes that share the bound; each may have at least one call in flight."""
         self.held = 0
         self._line: deque[asyncio.Future[None]] = deque()
 
@@ -67,7 +65,7 @@ class CallSlots:
         self._admit()
 
     async def acquire(self) -> None:
-        """Wait for one's turn."""
+        """Wait until a call may be sent."""
         turn = asyncio.get_running_loop().create_future()
         self._line.append(turn)
         self._admit()
@@ -80,7 +78,7 @@ class CallSlots:
             raise
 
     def release(self) -> None:
-        """Make room for the next."""
+        """Count a call as ended, and admit the next."""
         self.held -= 1
         self._admit()
 
@@ -101,7 +99,7 @@ class EndpointLimits:
     ):
         self.concurrency = concurrency
         self.slots = CallSlots(concurrency)
-        """Held by each call in flight, while it backs off too, so that a busy endpoint is called less."""
+        """Held by each call in flight, also while it backs off, so that a busy endpoint is called less."""
         self._requests = Pace(requests_per_minute) if requests_per_minute else None
         self.tokens = Pace(tokens_per_minute) if tokens_per_minute else None
 

@@ -1,4 +1,4 @@
-"""One model at several addresses: each call goes to one of them, and to the next when that one fails.
+"""One model at several addresses: each call goes to one of them, and to another if that fails.
 
 To the rest of the program it is one endpoint: cache, budget, pace, retries and counters are those of any guarded model.
 A request is the same for every replica, including its seed. Two replicas are never asked at once; a replica that hangs
@@ -27,7 +27,7 @@ from upshot.models.openai_format import ApiAnswer
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
-"""How often a file of addresses is looked at."""
+"""Seconds between two checks of a file of addresses."""
 
 
 class ReplicatedModel(GuardedModel):
@@ -39,20 +39,20 @@ class ReplicatedModel(GuardedModel):
         super().__init__(spec, **guards)
         self.routing, self._open_one = routing, open_one
         self._members: dict[str, asyncio.Task[GuardedModel]] = {}
-        """The model of each address, opened by the first call there; a task that failed is forgotten."""
+        """The model of each address, opened by the first call there; a failed task is removed."""
         self._likeness: tuple[str, ...] | None = None
-        """What every member must be like; known once the first ones are open."""
+        """Served name and abilities that every member must have; known once the first ones are open."""
         self._watch_task: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> str:
-        """The addresses in any order, and the served name; whichever of them answers."""
+        """The sorted addresses and the served name; it does not matter which replica answers."""
         served = self._likeness[0] if self._likeness else ""
         where = self.spec.url if isinstance(self.spec.url, str) else ",".join(sorted(self.spec.url or ()))
         return f"{where}#{self.spec.model or served}"
 
     async def start(self) -> None:
-        """Open every replica that can be reached; `UserError` when none can."""
+        """Open every replica that can be reached; `UserError` if none can."""
         await super().start()
         check_price(self)
         try:
@@ -83,7 +83,7 @@ class ReplicatedModel(GuardedModel):
         return super().stats() | {f"{prefix}replicas_up": self.routing.up}
 
     async def _attempt(self, request: Request, n: int, seed: int | None) -> ApiAnswer:
-        """Ask one replica, then each other one that is up, until one answers."""
+        """Call one replica, then the others that are up, until one answers."""
         count = self.meter.role(request.role or self.role)
         key = prefix_key(request)
         tried: set[str] = set()
@@ -105,7 +105,7 @@ class ReplicatedModel(GuardedModel):
                 self.routing.leave(replica)
 
     async def _ask(self, replica: Replica, request: Request, n: int, seed: int | None, count: RoleCount) -> ApiAnswer:
-        """One attempt at one replica, with its verdict on that replica."""
+        """One attempt at one replica, and what it means for the replica's breaker."""
         name = short_name(replica.url)
         count.replicas[f"{name}/calls"] += 1
         try:
@@ -119,12 +119,12 @@ class ReplicatedModel(GuardedModel):
                     "%s: %s gets no requests for now (%s: %s)", self.name, replica.url, error.reason, error.detail
                 )
             raise
-        except (ModelCallError, UserError):  # it is alive, though it refused the call
+        except (ModelCallError, UserError):  # it is up, although it refused the call
             if not self._closed:
                 replica.record_answer()
             raise
         replica.record_answer()
-        if request.schema is not None:  # it may have learned that it takes none
+        if request.schema is not None:  # it may have found out that it takes none
             self.abilities = self._common_abilities()
         return answer
 
@@ -140,7 +140,7 @@ class ReplicatedModel(GuardedModel):
             raise
 
     async def _open(self, url: str) -> GuardedModel:
-        """Start the model of an address; one that cannot be, or is unlike the others, is a failed attempt."""
+        """Start the model of an address; if that fails, or it differs from the others, the attempt has failed."""
         model = self._open_one(self.spec.at(url))
         try:
             await model.start()
@@ -210,17 +210,16 @@ def _failed(task: asyncio.Task[GuardedModel]) -> bool:
 def likeness(model: GuardedModel) -> tuple[str, ...]:
     """The served name, where the spec leaves it open, and what it can do (schemas are found out by trying)."""
     name = "" if model.spec.model else str(getattr(model, "served", ""))
-    can = (f.name for f in fields(Abilities) if f.name != "schema" and getattr(model.abilities, f.name))
-    return name, *can
+    return name, *(f.name for f in fields(Abilities) if f.name != "schema" and getattr(model.abilities, f.name))
 
 
 def common_likeness(models: list[GuardedModel]) -> tuple[str, ...]:
-    """What all of them are like; what is asked, and what comes back, must not depend on who answers."""
+    """What all of them have in common: requests and answers must not depend on which one answers."""
     names = {likeness(model): model.name for model in models}
     if len(names) > 1:
-        (one, a), (other, b), *_ = names.items()
+        (first, a), (second, b), *_ = names.items()
         raise UserError(
-            f"the replicas '{a}' {one} and '{b}' {other} differ; serve the same model with the same server, or set "
+            f"the replicas '{a}' {first} and '{b}' {second} differ; serve the same model with the same server, or set "
             "'model' and 'token_ids' for all of them"
         )
     return next(iter(names))
@@ -237,8 +236,8 @@ def read_addresses(url: str | tuple[str, ...] | None) -> tuple[str, ...]:
             f"cannot read '{url}' ({error}); 'url' is an address that begins with http:// or https://, a list of "
             "such, or a file with one per line"
         ) from error
-    named = [line.strip().rstrip("/") for line in lines]
-    addresses = tuple(dict.fromkeys(line for line in named if line and not line.startswith("#")))
+    stripped = [line.strip().rstrip("/") for line in lines]
+    addresses = tuple(dict.fromkeys(line for line in stripped if line and not line.startswith("#")))
     for line in addresses:
         if not line.startswith(("http://", "https://")):
             raise UserError(f"'{url}' names the replica '{line}', which is not a URL such as 'http://host:8000/v1'")

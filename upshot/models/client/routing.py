@@ -1,10 +1,10 @@
-"""Which replica takes a call: the conversation's home, else the least loaded; those that fail are left out for a while.
+"""Chooses the replica for a call: the conversation's home, or else the least loaded one. Failing replicas pause.
 
-Nothing here sends anything. Every call has a home among the replicas that are up (rendezvous hashing, so that one that
-comes or goes moves only its own conversations), where its prefix is cached, and goes there unless that one is clearly
-more loaded than another. One that failed and has rested is tried by the very next call, wherever its home is: else a
-replica that few conversations call home would stay out long after it recovered. A call that finds all of them full
-waits for a change.
+Nothing here sends anything. Every call has a home among the replicas that are up, where its prefix is cached
+(rendezvous hashing: a replica that comes or goes moves only its own conversations). It goes there unless the home is
+clearly more loaded than another replica. After its pause, a failed replica is tried by the very next call, whatever the
+call's home is; otherwise a replica that is home to few conversations would stay out long after it has recovered. A call
+waits if all replicas are full.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from upshot.models.base import Request
 from upshot.models.client.limits import CallSlots
 
 PREFIX_IDS = 512
-"""Token ids by which conversations are distinguished where only ids are given."""
+"""The number of first token ids by which conversations are distinguished if only ids are given."""
 FAILURES = 3
-"""Failures in a row that put a replica out: its breaker opens."""
+"""Consecutive failures after which a replica's breaker opens."""
 PAUSE_S = 2.0
 """Seconds until one call tries it again; doubles with each such trial."""
 LONGEST_PAUSE_S = 60.0
@@ -39,7 +39,7 @@ class Replica:
     in_flight: int = 0
     asked_at: float = 0.0
     rests_until: float = 0.0
-    """It asked us (429) to stay away until then."""
+    """It asked us (429) not to call before then."""
     opened: int = 0
     """How often its breaker opened after having been closed."""
     _failures: int = 0
@@ -54,11 +54,11 @@ class Replica:
         return self._out_until is not None
 
     def takes_calls(self, now: float) -> bool:
-        """Whether a call may be sent: it does not rest, and is not out or due for a trial."""
+        """Whether a call may be sent: no rate limit applies, and the breaker is closed or a trial is due."""
         return now >= self.rests_until and (self._out_until is None or now >= self._out_until)
 
     def begin(self, now: float) -> None:
-        """A call is sent. The first one after the pause is a trial, and begins the next, longer pause."""
+        """Count a call that is sent. The first one after the pause is a trial, and begins the next, longer pause."""
         self.in_flight += 1
         self.asked_at = now
         if self._out_until is not None and now >= self._out_until:
@@ -66,11 +66,11 @@ class Replica:
             self.put_out(now)
 
     def record_answer(self) -> None:
-        """It answered: the breaker closes."""
+        """Note an answer: the breaker closes."""
         self._failures, self._trials, self._out_until = 0, 0, None
 
     def record_failure(self, now: float) -> None:
-        """A call failed; failures of calls that were in flight when the breaker opened do not prolong the pause."""
+        """Note a failed call; calls that were in flight when the breaker opened do not prolong the pause."""
         self._failures += 1
         if not self.is_out and self._failures >= FAILURES:
             self.put_out(now)
@@ -82,7 +82,7 @@ class Replica:
 
 
 def prefix_key(request: Request) -> bytes:
-    """What all calls of a conversation have in common: the messages up to the first non-system message."""
+    """A hash of what all calls of a conversation share: the messages up to the first that is not a system message."""
     if request.by_ids:
         content: Any = list(request.prompt[:PREFIX_IDS])
     else:
@@ -112,7 +112,7 @@ class Routing:
         self.replicas: dict[str, Replica] = {}
         self._slots, self._clock = slots, clock
         self.change = asyncio.Event()
-        """Set, and replaced, when a call may find a place where there was none."""
+        """Set and replaced whenever there may be room for a waiting call."""
 
     @property
     def up(self) -> int:
@@ -125,7 +125,7 @@ class Routing:
         self.notify()
 
     def take(self, key: bytes, avoid: Collection[str] = ()) -> Replica | None:
-        """The replica that takes a call, to be given back with `leave`; None while all that may be called are full.
+        """The replica for a call, to be returned by `leave`; None while all that may be called are full.
 
         Raises `AttemptError` when no replica is listed, or when all asked us to wait.
         """
@@ -139,12 +139,12 @@ class Routing:
         return replica
 
     def leave(self, replica: Replica) -> None:
-        """The call is over, whatever came of it."""
+        """Note the end of a call, successful or not."""
         replica.in_flight -= 1
         self.notify()
 
     def record_failure(self, replica: Replica, error: AttemptError) -> bool:
-        """A call was not answered; whether that opened the breaker. A 429 is an answer: come back later."""
+        """Note a failed call; returns whether it opened the breaker. A 429 counts as an answer: call again later."""
         if error.reason == "rate_limited":
             replica.record_answer()
             replica.rests_until = self._clock() + (error.wait_s or 0.0)
@@ -160,18 +160,18 @@ class Routing:
             self.notify()
 
     def notify(self) -> None:
-        """Something changed: wake up calls that wait for a place."""
+        """After a change, wake up the calls that wait for room."""
         self._slots.resize(self.concurrency * max(1, self.up))
         change, self.change = self.change, asyncio.Event()
         change.set()
 
     def open_to_calls(self, avoid: Collection[str]) -> list[Replica]:
-        """The replicas besides these that may be called."""
+        """The replicas, without those to avoid, that may be called."""
         now = self._clock()
         return [replica for url, replica in self.replicas.items() if url not in avoid and replica.takes_calls(now)]
 
     def _last_resort(self) -> Replica:
-        """Where to go when all breakers are open: each replica in turn, since refusing every call would help no one."""
+        """The replica to call if all breakers are open: each in turn, because refusing every call would help nobody."""
         if not self.replicas:
             raise AttemptError("connection", "no replica is listed")
         now = self._clock()

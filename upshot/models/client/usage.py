@@ -1,7 +1,7 @@
 """Counters of a model's calls by role, and the state of calls in flight: calls, failures, tokens, cost, latency.
 
-`watch` says in a log line (on stderr, unless a program sets up its own logging) when a call is slow or fails, and again
-while that lasts; nothing is said while everything answers.
+`watch` logs a line (on stderr, unless the program sets up its own logging) when a call is slow or fails, and repeats it
+while that lasts; it is silent while all calls are answered.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 LATENCIES_KEPT = 4096
-"""Quantiles cover this many of the last calls, so that memory stays constant."""
+"""The number of latest calls that quantiles cover, so that memory stays constant."""
 EVERY_S = 10.0
-"""Seconds between two looks, and from which a call counts as slow."""
+"""Seconds between two checks, and after which a call counts as slow."""
 MOST_REASONS = 3
-"""Reasons of retries that are named."""
+"""Most reasons of retries in a line."""
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -32,7 +32,7 @@ def quantile(values: list[float], q: float) -> float:
 
 @dataclass
 class RoleCount:
-    """What one role's calls came to."""
+    """The counters of one role's calls."""
 
     calls: int = 0
     """Calls sent (cache hits are not calls)."""
@@ -58,9 +58,9 @@ class RoleCount:
         if self.latencies:
             ordered = sorted(self.latencies)
             out |= {"latency_p50": quantile(ordered, 0.5), "latency_p95": quantile(ordered, 0.95)}
-        asked = self.cache_hits + self.cache_misses
-        if asked:
-            out |= {"cache_hits": self.cache_hits, "cache_hit_rate": self.cache_hits / asked}
+        requested = self.cache_hits + self.cache_misses
+        if requested:
+            out |= {"cache_hits": self.cache_hits, "cache_hit_rate": self.cache_hits / requested}
         return out
 
 
@@ -70,9 +70,9 @@ class UsageMeter:
     def __init__(self, name: str = "", timeout_s: float = 0.0, way_out: str = "") -> None:
         self.name = name
         self.timeout_s = timeout_s
-        """Of one attempt; 0: it has none."""
+        """Time limit of one attempt in seconds; 0: none."""
         self.way_out = way_out
-        """What to set when calls take longer than that."""
+        """What to set if calls take longer than that."""
         self.queued = 0
         """Calls that wait for a free slot of the endpoint."""
         self._began: dict[object, tuple[float, str]] = {}
@@ -137,7 +137,7 @@ class UsageMeter:
         return out
 
     def state(self) -> dict[str, Any]:
-        """All counters by role, to be saved; latencies are of one process and left out."""
+        """All counters by role, to be saved; latencies are left out because they belong to one process."""
         return {
             name: {key: value for key, value in vars(count).items() if key != "latencies"}
             for name, count in self._roles.items()
@@ -166,8 +166,8 @@ def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[st
         if meter.under_way:
             line += f", the slowest for {meter.slowest:.0f} s"
         if fresh:
-            named = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(MOST_REASONS))
-            line += f", retried or failed: {named}"
+            reasons = ", ".join(f"{reason} {count}" for reason, count in fresh.most_common(MOST_REASONS))
+            line += f", retried or failed: {reasons}"
         if "timeout" in fresh or meter.slowest > meter.timeout_s / 2 > 0:
             line += f"; {meter.way_out}"
         parts.append(line)
@@ -175,7 +175,7 @@ def describe_waits(meters: Iterable[UsageMeter], before: Mapping[str, Counter[st
 
 
 async def watch(look: Callable[[], Iterable[UsageMeter]], every_s: float = EVERY_S) -> None:
-    """Log how the calls stand, every so often, for as long as it runs."""
+    """Log the state of slow or failing calls regularly, until it is cancelled."""
     before = {meter.name: meter.troubles() for meter in look()}
     while True:
         await asyncio.sleep(every_s)

@@ -1,8 +1,8 @@
-"""Tool calls in a text that grows: what is said, apart from what is called.
+"""Separates words and tool calls in a text that grows.
 
-A parser reads the pieces of one text and gives back words and calls in their order. It decides a thing only when no
-continuation could change it, so the pieces' borders make no difference. A call comes whole. What begins like a call
-but is not one is text. Blanks next to a call are dropped: templates write their own.
+A parser reads the pieces of one text and returns words and calls in their order. It decides only what no continuation
+can change, so it does not matter where the pieces are split. A call is returned whole. Text that begins like a call but
+is not one is words. Blanks next to a call are dropped: templates write their own.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ class ToolCall:
     arguments: str
     """A JSON object, as text."""
     id: str = ""
-    """What the model itself calls it by, where it does."""
+    """The model's own id for it, if it writes one."""
 
 
 Part = str | ToolCall
 ParseStep = tuple[Sequence[Part], int]
-"""What a text means up to some character."""
+"""The parts of a text up to some character, and the number of these characters."""
 
 
 class CallParser(ABC):
-    """Reads one text of one family."""
+    """Reads one text in the format of one family of models."""
 
     markers: ClassVar[tuple[str, ...]] = ()
-    """What announces a call; may be special tokens, which are then kept in the text."""
+    """Texts that announce a call; if they are special tokens, they are kept in the text."""
     key: ClassVar[str] = "arguments"
-    """Under which a call's JSON object holds its arguments."""
+    """The key of the arguments in a call's JSON object."""
     between: ClassVar[str] = ""
-    """What stands between a call's name and the JSON of its arguments; empty: one object holds both."""
+    """The text between a call's name and the JSON of its arguments; empty: one object holds both."""
 
     def __init__(self) -> None:
         self.held = ""
-        """Text whose meaning is still open."""
+        """Text that is not decided yet."""
         self._blank = ""
         self._after_call = False
         self._extent: Extent | None = None
-        """Of the JSON value that is being read."""
+        """The extent of the JSON value that is being read."""
 
     @abstractmethod
     def next(self, final: bool) -> ParseStep | None:
-        """What the beginning of the held text means, or None where that is open (never so when it is `final`)."""
+        """The first parts of the held text, or None if they are not decided yet (never if the text is `final`)."""
 
     @classmethod
     @abstractmethod
@@ -74,12 +74,12 @@ class CallParser(ABC):
         return "call_" + uuid.uuid4().hex[:24]
 
     def feed(self, text: str) -> list[Part]:
-        """What is certain now and was not before."""
+        """The parts that are decided now and were not before."""
         self.held += text
         return self._drain(final=False)
 
     def finish(self) -> list[Part]:
-        """The rest, when nothing more comes."""
+        """The rest, at the end of the text."""
         out = self._drain(final=True)
         blank, self._blank = self._blank, ""
         return [*out, blank] if blank and not self._after_call else out
@@ -127,7 +127,7 @@ class CallParser(ABC):
         return None if ended is None else (call_of(ended[1]) or self.held[: ended[0]], ended[0])
 
     def words(self, final: bool) -> ParseStep | None:
-        """Words up to the next marker or what may be the beginning of one."""
+        """Words up to the next marker, or up to a possible beginning of one."""
         places = [at for marker in self.markers if (at := self.held.find(marker)) >= 0]
         end = min(places) if places else len(self.held) - (0 if final else overlap_length(self.held, self.markers))
         return ([self.held[:end]], end) if end else None
@@ -168,7 +168,7 @@ class Extent:
 
 
 def call_of(data: Any) -> ToolCall | None:
-    """The call that a JSON value says, if it says one."""
+    """The call that a JSON value describes, if it does."""
     if not isinstance(data, dict) or not isinstance(data.get("name"), str) or not data["name"]:
         return None
     arguments = data.get("arguments", data.get("parameters"))
@@ -190,7 +190,7 @@ def parse_json(text: str) -> Any:
 
 
 def refuse_constant(name: str) -> Any:
-    """For NaN and the infinities, which Python reads and JSON does not know."""
+    """Refuse NaN and the infinities, which Python reads, but JSON does not have."""
     raise ValueError(f"{name} is not a JSON number")
 
 

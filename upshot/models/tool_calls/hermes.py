@@ -39,15 +39,13 @@ class Hermes(CallParser):
         return [part[0]], part[1]
 
     def _close(self, final: bool) -> ParseStep | None:
-        rest = self.held.lstrip()
-        blanks = len(self.held) - len(rest)
-        if rest.startswith(CLOSING):
-            self._closing = False
-            return [], blanks + len(CLOSING)
-        if not final and overlap_length(rest, [CLOSING]) == len(rest):
+        text = self.held.lstrip()
+        blanks = len(self.held) - len(text)
+        closed = text.startswith(CLOSING)
+        if not closed and not final and overlap_length(text, [CLOSING]) == len(text):
             return None
         self._closing = False
-        return [], blanks
+        return [], blanks + (len(CLOSING) if closed else 0)
 
     @classmethod
     def known(cls, template: str) -> bool:

@@ -29,11 +29,11 @@ class Llama3(CallParser):
 
     def next(self, final: bool) -> ParseStep | None:
         """A call where one may stand, or words. A mark or a semicolon is a call's only where an object follows it."""
-        rest = self.held.lstrip()
-        tagged = rest.startswith(TAG)
-        head = len(TAG) if tagged else int(self._called and rest.startswith(";"))
+        text = self.held.lstrip()
+        tagged = text.startswith(TAG)
+        head = len(TAG) if tagged else int(self._called and text.startswith(";"))
         if head or self._here:
-            body = rest[head:].lstrip()
+            body = text[head:].lstrip()
             if not body:
                 return ([self.held], len(self.held)) if final else None
             if body.startswith("{"):
@@ -46,7 +46,7 @@ class Llama3(CallParser):
                 return None
         self._here = self._called = False
         if tagged:
-            used = len(self.held) - len(rest) + len(TAG)
+            used = len(self.held) - len(text) + len(TAG)
             return [self.held[:used]], used
         return self.words(final)
 

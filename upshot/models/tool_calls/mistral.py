@@ -33,8 +33,7 @@ class Mistral(CallParser):
             return (strays, len(strays[0])) if strays else self.words(final)
         brace = self.held.find("{", len(MARK), len(MARK) + LONGEST_HEAD)
         if brace < 0:
-            undecided = not final and len(self.held) < len(MARK) + LONGEST_HEAD
-            return None if undecided else ([MARK], len(MARK))
+            return ([MARK], len(MARK)) if final or len(self.held) >= len(MARK) + LONGEST_HEAD else None
         head = HEAD.fullmatch(self.held, len(MARK), brace)
         if head is None:
             return [MARK], len(MARK)

@@ -28,7 +28,6 @@ from upshot.rewards.monitor import Monitor, MonitorPrediction, case_of, measure
 from upshot.rollout.futures.classmates.classmate import Classmate, ClassmatePrompt
 from upshot.rollout.futures.classmates.options import CLASSMATE, ClassmateConfig
 from upshot.rollout.play import play_step
-from upshot.rollout.reply import Rollout
 from upshot.serving.servers.state import with_addresses
 from upshot.tasks.base import Task, tasks
 from upshot.tasks.ciphers import Ciphers, thought
@@ -49,19 +48,14 @@ def demo(overrides: Sequence[str], quiet: bool = False, as_json: bool = False) -
     recipe = loaded.recipe
     shown = Demonstration("demo-classmates", recipe, quiet, as_json)
     if loaded.origin(f"models.{PEER}") != COMMAND_LINE:
-        recipe = with_peer(recipe, shown)
+        shown.tell("\nthe classmate: a separate small model, trained on plain thoughts only")
+        peer = load_recipe("classmate-mini-peer").recipe
+        path = shown.train(peer, peer.name, "peer", {})
+        recipe = load_recipe(recipe.model_dump(), {f"models.{PEER}": path.resolve()}).recipe
     alone = asyncio.run(classmate_alone(recipe, PEER, ROWS))
     seeds = range(recipe.seed, recipe.seed + SEEDS)
     readings = {seed: one_seed(recipe.model_copy(update={"seed": seed}), shown) for seed in seeds}
     return shown.finish(recipe, make_table(readings, alone), TAUGHT)
-
-
-def with_peer(recipe: Recipe, shown: Demonstration) -> Recipe:
-    """The recipe with a new classmate, trained on plain thoughts only."""
-    shown.tell("\nthe classmate: a separate small model, trained on plain thoughts only")
-    peer = load_recipe("classmate-mini-peer").recipe
-    path = shown.train(peer, peer.name, "peer", {})
-    return load_recipe(recipe.model_dump(), {f"models.{PEER}": path.resolve()}).recipe
 
 
 def one_seed(recipe: Recipe, shown: Demonstration) -> dict[str, Readability]:
@@ -82,7 +76,8 @@ def make_table(readings: Mapping[int, Mapping[str, Readability]], alone: Mapping
     numbers = {seed: {name: numbers_of(reading) for name, reading in row.items()} for seed, row in readings.items()}
     places = range(len(COLUMNS) - 1)
     rows = [[name, *(mean_cell([row[name][i] for row in numbers.values()]) for i in places)] for name in MODELS]
-    gains = [[_minus(row[TAUGHT][i], row[TWIN][i]) for row in numbers.values()] for i in places]
+    pairs = [[(row[TAUGHT][i], row[TWIN][i]) for row in numbers.values()] for i in places]
+    gains = [[None if a is None or b is None else a - b for a, b in column] for column in pairs]
     rows.append(["with minus without", *(mean_cell(gain) for gain in gains)])
     silent = {name: sum(s.is_missing for row in readings.values() for s in row[name].classmate) for name in MODELS}
     shares = ", ".join(f"{share:.2f} from {what}" for what, share in alone.items() if share is not None)
@@ -99,10 +94,6 @@ def numbers_of(reading: Readability) -> list[float | None]:
     plain = [plain_steps(look.case.thought) is not None for look in reading.looks]
     accuracies = [mean_score(reading.main).value, mean_score(reading.classmate).value]
     return [*accuracies, measure(reading.looks).get("f1"), sum(plain) / len(plain)]
-
-
-def _minus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
 
 
 @dataclass(frozen=True)
@@ -127,11 +118,9 @@ async def read_replies(recipe: Recipe, checkpoint: Path, count: int) -> Readabil
         replies = [reply for group in groups for reply in group]
         cases = [case_of(reply.conversation, reply.reward, opened.task, manager) for reply in replies]
         looks = await Monitor(opened.services.models[recipe.eval.monitor]).look_at_all(cases)
-    return Readability([case.verdict for case in cases], [_classmate_score(reply) for reply in replies], looks)
-
-
-def _classmate_score(reply: Rollout) -> Score:
-    return mean_score([future.scores[CLASSMATE] for future in reply.futures if future.cut], str(Reason.NO_THOUGHT))
+    handed = [[future.scores[CLASSMATE] for future in reply.futures if future.cut] for reply in replies]
+    classmate = [mean_score(scores, str(Reason.NO_THOUGHT)) for scores in handed]
+    return Readability([case.verdict for case in cases], classmate, looks)
 
 
 async def classmate_alone(recipe: Recipe, name: str, count: int) -> dict[str, float | None]:
@@ -144,8 +133,7 @@ async def classmate_alone(recipe: Recipe, name: str, count: int) -> dict[str, fl
         "a coded one": [thought(problem, coded=True) for problem in problems],
         "a plain one": [thought(problem) for problem in problems],
     }
-    spec = with_addresses(recipe.serve, {name: recipe.models[name]})[name]
-    async with connect(spec, role=name) as model:
+    async with connect(with_addresses(recipe.serve, {name: recipe.models[name]})[name], role=name) as model:
         most = int((recipe.futures.model_extra or {}).get("max_tokens", 512))
         classmate = Classmate(ClassmateConfig(name=name), model, Sampling(most))
         await classmate.start()
@@ -153,8 +141,8 @@ async def classmate_alone(recipe: Recipe, name: str, count: int) -> dict[str, fl
 
 
 async def _share(task: Task, classmate: Classmate, rows: Sequence[Row], handed: Sequence[str]) -> float | None:
-    asked = (_verdict(task, classmate, row, thought) for row, thought in zip(rows, handed, strict=True))
-    return mean_score(await asyncio.gather(*asked)).value
+    verdicts = (_verdict(task, classmate, row, thought) for row, thought in zip(rows, handed, strict=True))
+    return mean_score(await asyncio.gather(*verdicts)).value
 
 
 async def _verdict(task: Task, classmate: Classmate, row: Row, handed: str) -> Score:

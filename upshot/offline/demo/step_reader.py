@@ -27,11 +27,11 @@ def read_steps(request: Request) -> str:
 
 def fault(question: str, thought: str) -> str:
     """What is wrong with a thought about a generated word problem; '' if nothing is."""
-    have, asked = what_happens(question)
+    have, wanted = what_happens(question)
     taken = plain_steps(thought)
     if taken is None:
         return "cannot be read"
-    if [(sign, by) for _, sign, by, _ in taken] != asked:
+    if [(sign, by) for _, sign, by, _ in taken] != wanted:
         return "other steps than the question asks for"
     for left, sign, by, result in taken:
         have_next = have * by if sign == "*" else have + by if sign == "+" else have - by

@@ -146,7 +146,7 @@ class Chat:
 
     async def score(self) -> dict[str, Score]:
         """Every metric of the conversation as it stands."""
-        if self.last_reply() is None:
+        if self.conversation.last("assistant") is None:
             raise UserError("there is no reply to score yet")
         if not self.metrics:
             raise UserError("there are no metrics here: give --metrics, or chat with a run or --recipe")
@@ -160,14 +160,10 @@ class Chat:
         messages = [turn.message.to_dict() for turn in self.conversation.turns]
         append_jsonl(path, [json.loads(json.dumps({"messages": messages, **facts}, default=str))])
 
-    def last_reply(self) -> Turn | None:
-        """The model's last turn."""
-        return next((turn for turn in reversed(self.conversation.turns) if turn.message.role == "assistant"), None)
-
     def thought(self) -> str:
         """The thought of the last reply; '' if it had none."""
-        turn = self.last_reply()
-        return "" if turn is None else str(turn.note.get("thought", ""))
+        replies = [turn for turn in self.conversation.turns if turn.message.role == "assistant"]
+        return str(replies[-1].note.get("thought", "")) if replies else ""
 
     async def reply(self) -> Turn:
         """The model's reply to the last message."""

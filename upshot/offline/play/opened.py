@@ -6,7 +6,7 @@ Used by `upshot rollout`, `chat`, `eval RECIPE` and the dry run's trial; it play
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,15 +126,13 @@ async def open_recipe(
     call_seconds.set(recipe.call_seconds)
     task = tasks.create(recipe.task.name, recipe.task.options, "task")
     policy, renderer = await start_policy(recipe, task, spec, budget)
-    try:
+    async with aclosing(policy):
         services = build_services(recipe, task, policy, policy.tokenizer, renderer, budget=budget)
         episode, engine = recipe.episode, policy.engine
         room = recipe.model.max_context or (engine.engine.shape.max_length if engine is not None else 0)
         speaker = Policy(policy, renderer, sampling_of(recipe), room, episode.system, task.tools(), episode.think)
         async with services:
             yield OpenedRecipe(recipe, task, services, build_context(recipe, services, speaker))
-    finally:
-        await policy.aclose()
 
 
 def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row]:
@@ -152,7 +150,6 @@ def held_out(task: Task, split: str | None, most: int | None = None) -> list[Row
 
 def recipe_of_run(name: str) -> bool:
     """Whether a name is a run folder, which stands for its own recipe and its best checkpoint."""
-    try:
+    with suppress(UserError):
         return find_recipe(name).parent.joinpath("checkpoints").is_dir()
-    except UserError:
-        return False
+    return False

@@ -70,8 +70,7 @@ def _goals(task: Task) -> list[Row]:
 @asynccontextmanager
 async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
     """The model, and everybody else that the run, the recipe or the options name."""
-    is_run = recipe_of_run(args.model)
-    if args.recipe or is_run:
+    if args.recipe or recipe_of_run(args.model):
         for option in ("user", "judge", "metrics"):
             if getattr(args, option):
                 raise UserError(f"--{option}: the recipe sets it; override models.{option}=… or reward.metrics=…")
@@ -83,12 +82,6 @@ async def open_chat(args: argparse.Namespace) -> AsyncIterator[Chat]:
         return
     if args.overrides:
         raise UserError(f"'{args.overrides[0]}' overrides a recipe, but there is none; give --recipe, or a run folder")
-    async with _without_recipe(args) as chat:
-        yield chat
-
-
-@asynccontextmanager
-async def _without_recipe(args: argparse.Namespace) -> AsyncIterator[Chat]:
     async with connect(_spec(args), role="policy") as model:
         policy = StandingPolicy(model)
         user = users.create("scripted", {}, "--user") if args.user == SCRIPT else args.user and read_model(args.user)
@@ -209,8 +202,7 @@ class Terminal:
         for _ in range(_number(rest, 1)):
             if self.chat.conversation.ended is not None:
                 raise UserError(f"the conversation has ended ({self.chat.conversation.ended}); /new starts another")
-            heard = self._telling_goal(self.chat.hear_user())
-            for message in heard:
+            for message in self._telling_goal(self.chat.hear_user()):
                 self.console.print(f"user> {clean(message.content)}", style="green")
             if self.chat.conversation.ended is not None:
                 self.console.print(f"(the user has left: {self.chat.conversation.ended})", style="dim")

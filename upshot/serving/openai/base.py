@@ -42,8 +42,9 @@ class OtherModel(Exception):
     """A request for a model that is not served here."""
 
 
-def failure(status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+def failure(status: int, message: str, kind: str = "") -> JSONResponse:
     """An error in OpenAI's format."""
+    kind = kind or ("authentication_error" if status == 401 else "invalid_request_error")
     headers = {"Retry-After": "1"} if status == 429 else {}
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
     return JSONResponse(body, status_code=status, headers=headers)
@@ -71,7 +72,7 @@ class ApiServer:
         self._long = 0
         """The number of long requests that are being read or wait for it."""
         self._reader = ThreadPoolExecutor(1, "upshot-requests")
-        gate = Middleware(RequestGate, key=self.api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=self._turn_away)
+        gate = Middleware(RequestGate, key=self.api_key, max_bytes=MAX_BYTES, read_s=READ_S, refuse=failure)
         kinds: tuple[type[Exception], ...] = (UserError, ModelCallError, OtherModel, ClientGone, HTTPException)
         handlers: Any = dict.fromkeys(kinds, self._answer_error)
         self.app = Starlette(routes=self._routes(), middleware=[Middleware(CalmEnd), gate], exception_handlers=handlers)
@@ -79,16 +80,12 @@ class ApiServer:
     def _routes(self) -> Sequence[Route]:
         raise NotImplementedError
 
-    def _turn_away(self, status: int, reason: str) -> JSONResponse:
-        """The response to a request that may not come in."""
-        return failure(status, reason, "authentication_error" if status == 401 else "invalid_request_error")
-
     async def _answer_error(self, http: HttpRequest, error: Exception) -> JSONResponse:
         """Errors in OpenAI's format."""
         if isinstance(error, HTTPException):  # no such path, or not with that method
             place = f"{http.method} {http.url.path[:200]}"
             absent = f"{place} is not served here (no embeddings, responses or audio): {self.served}"
-            return self._turn_away(error.status_code, error.detail if error.status_code == 401 else absent)
+            return failure(error.status_code, error.detail if error.status_code == 401 else absent)
         if isinstance(error, OtherModel):
             return failure(404, str(error))
         if isinstance(error, ClientGone):

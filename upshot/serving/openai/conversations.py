@@ -94,7 +94,7 @@ class ConversationServer(ApiServer):
         conversation = self._open.get(http.path_params["conversation"])
         key = "" if conversation is None else conversation.reward_key if reward else conversation.key
         keys = [http.headers.get("authorization", "").removeprefix("Bearer ").strip(), http.headers.get("x-api-key")]
-        if conversation is None or not any(hmac.compare_digest((one or "").encode(), key.encode()) for one in keys):
+        if conversation is None or not any(hmac.compare_digest((sent or "").encode(), key.encode()) for sent in keys):
             raise HTTPException(401, "no open conversation has this address and key: it has ended, or the key is wrong")
         return conversation
 
@@ -125,32 +125,26 @@ class ConversationServer(ApiServer):
             raise
         counts = usage(replies[0].prompt_tokens, sum(len(reply.ids) for reply in replies))
         if asked.stream:
-            events = self._events(asked, replies, counts)
-            return StreamingResponse(events, media_type="text/event-stream")
+            return StreamingResponse(self._events(asked, replies, counts), media_type="text/event-stream")
         choices = [self._choice(asked, i, {"message": reply.message}, reply) for i, reply in enumerate(replies)]
         return JSONResponse({**envelope("chat.completion", self.name), "choices": choices, "usage": counts})
 
     def _choice(self, asked: ChatRequest, index: int, body: dict[str, Any], reply: ChatReply) -> dict[str, Any]:
-        sampled = SampledTokens(reply.ids, reply.logprobs)
-        return choice_of(asked, index, body, reply.finish, sampled, self.pieces)
+        return choice_of(asked, index, body, reply.finish, SampledTokens(reply.ids, reply.logprobs), self.pieces)
 
     async def _events(self, asked: ChatRequest, replies: list[ChatReply], counts: dict[str, int]) -> AsyncIterator[str]:
         outer = envelope("chat.completion.chunk", self.name)
         if asked.include_usage:
             outer["usage"] = None  # until the last event
         for i, reply in enumerate(replies):
-            choice = self._choice(asked, i, {"delta": _with_places(reply.message)}, reply)
-            yield event(outer, {**choice, "finish_reason": None})
+            calls = [{"index": number, **call} for number, call in enumerate(reply.message.get("tool_calls", ()))]
+            content = {"content": reply.message["content"] or ""}
+            delta = {**reply.message, **content, **({"tool_calls": calls} if calls else {})}
+            yield event(outer, {**self._choice(asked, i, {"delta": delta}, reply), "finish_reason": None})
             yield event(outer, {"index": i, "delta": {}, "finish_reason": reply.finish})
         if asked.include_usage:
             yield f"data: {json.dumps({**outer, 'choices': [], 'usage': counts})}\n\n"
         yield "data: [DONE]\n\n"
-
-
-def _with_places(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as the delta of a stream, in which calls have an index."""
-    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", ()))]
-    return {**message, "content": message["content"] or "", **({"tool_calls": calls} if calls else {})}
 
 
 def _read_object(raw: bytes) -> dict[str, Any]:

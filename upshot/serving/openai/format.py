@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,7 +20,7 @@ from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, text_of
 from upshot.core.errors import UserError, did_you_mean
 from upshot.core.thought import MARKERS
-from upshot.models.base import Request
+from upshot.models.base import Completion, Request
 from upshot.models.tokens import TokenPieces
 
 BOOKKEEPING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -268,15 +269,11 @@ class CompletionRequest(CommonFields):
         """Log-probabilities in the completions endpoint's format, if requested."""
         if self.logprobs is None:
             return None
-        offsets, offset = [], 0
-        for token in sampled.ids:
-            offsets.append(offset)
-            offset += len(pieces.text(token))
-        tops = sampled.tops or [()] * len(sampled.ids)
+        *offsets, _ = accumulate((len(pieces.text(token)) for token in sampled.ids), initial=0)
         # The likeliest comes last: if two tokens have the same name, its number is kept.
         top = [
             None if above is None else {self.name_of(t, pieces): max(p, LOWEST) for t, p in reversed(above)}
-            for above in tops
+            for above in sampled.tops or [()] * len(sampled.ids)
         ]
         return {
             "tokens": [self.name_of(t, pieces) for t in sampled.ids],
@@ -335,6 +332,11 @@ class SampledTokens(NamedTuple):
     """None if it has none, like the first token of a text."""
     tops: Sequence[Any] | None = None
     """The likeliest tokens at each place, if requested."""
+
+    @classmethod
+    def of(cls, done: Completion) -> SampledTokens:
+        """The tokens of a completion."""
+        return cls(done.ids or (), done.logprobs or (), done.top_logprobs)
 
 
 def choice_of(

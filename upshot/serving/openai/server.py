@@ -106,7 +106,10 @@ class OpenAIServer(ApiServer):
         if asked.stream:
             return self._stream(asked, [request], form, http)
         [done] = await self._finish([request], http)
-        choices = [self._chat_choice(i, one, asked, request, form) for i, one in enumerate(done)]
+        choices = []
+        for i, completion in enumerate(done):
+            message, finish = form.read(completion.ids or (), request.sampling.stop, completion.finish)
+            choices.append(choice_of(asked, i, {"message": message}, finish, SampledTokens.of(completion), self.pieces))
         counts = usage(done[0].prompt_tokens, sum(c.completion_tokens for c in done))
         return JSONResponse({**envelope("chat.completion", self.model.name), "choices": choices, "usage": counts})
 
@@ -126,13 +129,6 @@ class OpenAIServer(ApiServer):
         rules = self.dialect.grammar(asked.demanded_tools(), form) if asked.must_call else ""
         return replace(request, prompt=prompt, lark=rules), form
 
-    def _chat_choice(
-        self, index: int, done: Completion, asked: ChatRequest, request: Request, form: ReplyFormat
-    ) -> dict[str, Any]:
-        message, finish = form.read(done.ids or (), request.sampling.stop, done.finish)
-        sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
-        return choice_of(asked, index, {"message": message}, finish, sampled, self.pieces)
-
     async def completions(self, http: HttpRequest) -> Response:
         """POST /v1/completions."""
         asked, prompts = await self._read(http, self._read_completion)
@@ -146,11 +142,11 @@ class OpenAIServer(ApiServer):
         scored = iter(finished[: len(scores)])
         done = finished[len(scores) :] or [[Completion("", "length", (), ())]] * len(prompts)
         choices: list[dict[str, Any]] = []
-        for ids, some in zip(prompts, done, strict=True):
+        for ids, group in zip(prompts, done, strict=True):
             prompt_scores = next(scored)[0] if scores and len(ids) > 1 else None
-            for one in some:
-                choices.append(self._text_choice(len(choices), asked, ids, prompt_scores, one))
-        counts = usage(sum(map(len, prompts)), sum(c.completion_tokens for some in done for c in some))
+            for completion in group:
+                choices.append(self._text_choice(len(choices), asked, ids, prompt_scores, completion))
+        counts = usage(sum(map(len, prompts)), sum(c.completion_tokens for group in done for c in group))
         return JSONResponse({**envelope("text_completion", self.model.name), "choices": choices, "usage": counts})
 
     def _read_completion(self, raw: bytes) -> tuple[CompletionRequest, list[list[int]]]:
@@ -162,7 +158,7 @@ class OpenAIServer(ApiServer):
     def _text_choice(
         self, index: int, asked: CompletionRequest, prompt: list[int], scored: Completion | None, done: Completion
     ) -> dict[str, Any]:
-        sampled = SampledTokens(done.ids or (), done.logprobs or (), done.top_logprobs)
+        sampled = SampledTokens.of(done)
         choice = choice_of(asked, index, {"text": done.text}, done.finish, sampled, self.pieces)
         if asked.echo:
             choice["text"] = self.model.tokenizer.decode(prompt, skip_special_tokens=False) + done.text
@@ -233,7 +229,10 @@ class OpenAIServer(ApiServer):
                     left -= 1
                     if rest := messages[i].finish():
                         yield event(outer, {"index": i, "delta": rest, "finish_reason": None})
-                    yield event(outer, _ending(i, seq, messages[i] if chat else None))
+                    finish = seq.finish if seq.finish in ("stop", "length") else "error"
+                    body: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+                    reason = messages[i].ending(finish) if chat else finish
+                    yield event(outer, {"index": i, **body, "finish_reason": reason})
                     continue
                 at = len(texts[i].ids)
                 last = seq.state == DONE and at + 1 == len(seq.sampled)  # then nothing is held back
@@ -252,10 +251,3 @@ class OpenAIServer(ApiServer):
             self.counts["disconnected"] += bool(unfinished)
             for seq in unfinished:
                 self.model.engine.abort(seq)
-
-
-def _ending(index: int, seq: Sequence, message: GrowingMessage | None) -> dict[str, Any]:
-    """The last choice of a sequence; `message`: in the chat format."""
-    body: dict[str, Any] = {"text": ""} if message is None else {"delta": {}}
-    finish = seq.finish if seq.finish in ("stop", "length") else "error"
-    return {"index": index, **body, "finish_reason": finish if message is None else message.ending(finish)}

@@ -103,10 +103,8 @@ class ServerConfig(PlainNumbers):
         return self
 
     def split_replicas(self) -> list[ServerConfig]:
-        """One a process."""
-        if self.replicas == 1:
-            return [self]
-        out = []
+        """The settings of each process."""
+        processes = []
         for i in range(self.replicas):
             devices, port = self.devices, self.port
             if isinstance(devices, list) and len(devices) > 1:
@@ -114,8 +112,8 @@ class ServerConfig(PlainNumbers):
                 devices = devices[i * each : (i + 1) * each]
             if isinstance(port, int):
                 port += i
-            out.append(self.model_copy(update={"replicas": 1, "devices": devices, "port": port}))
-        return out
+            processes.append(self.model_copy(update={"replicas": 1, "devices": devices, "port": port}))
+        return processes
 
 
 class ServersConfig(PlainNumbers):
@@ -148,11 +146,11 @@ class ServersConfig(PlainNumbers):
         """Replace servers by their processes."""
         servers_by_name: dict[str, ServerConfig] = {}
         for name, server in self.servers.items():
-            for i, one in enumerate(server.split_replicas(), 1):
+            for i, process in enumerate(server.split_replicas(), 1):
                 replica = name if server.replicas == 1 else f"{name}-{i}"
                 if replica in servers_by_name:
                     raise ValueError(f"servers.{replica}: a replica has the same name; rename one of them")
-                servers_by_name[replica], self._asked_as[replica] = one, name
+                servers_by_name[replica], self._asked_as[replica] = process, name
         ports = [server.port for server in servers_by_name.values() if server.port != "auto"]
         for port in ports:
             if ports.count(port) > 1:

@@ -46,8 +46,8 @@ def place_servers(servers: Mapping[str, ServerConfig], gpus: Sequence[str]) -> d
         out[name] = [] if wanted == "cpu" else [int(number) for number in wanted]
         absent = [number for number in out[name] if number >= len(gpus)]
         if absent:
-            there = f"GPUs 0 to {len(gpus) - 1}" if len(gpus) > 1 else "GPU 0 only" if gpus else "no GPU"
-            raise UserError(f"servers.{name}.devices: there is no GPU {absent[0]} here ({there}); name another, or cpu")
+            names = f"GPUs 0 to {len(gpus) - 1}" if len(gpus) > 1 else "GPU 0 only" if gpus else "no GPU"
+            raise UserError(f"servers.{name}.devices: there is no GPU {absent[0]} here ({names}); name another, or cpu")
         if server.memory is not None and not out[name]:
             raise UserError(f"servers.{name}.memory is a share of a GPU, but there is none here; leave it out")
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,22 +105,18 @@ class ModelServer:
 
     async def healthy(self) -> bool:
         """Whether it answers /health with 200."""
-        client = HttpClient(self.address, timeout_s=ANSWER_S)
-        try:
-            return (await client.send("GET", "/health")).status == 200
-        except AttemptError:
-            return False
-        finally:
-            await client.aclose()
+        with suppress(AttemptError):
+            async with aclosing(HttpClient(self.address, timeout_s=ANSWER_S)) as client:
+                return (await client.send("GET", "/health")).status == 200
+        return False
 
     async def _ends_within(self, within_s: float) -> bool:
         """Whether the process ends within this many seconds."""
         assert self.process is not None
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), within_s)
-        except TimeoutError:
-            return False
-        return True
+            return True
+        return False
 
     async def _end_rest(self) -> str:
         """End the rest of the process and its children; returns how it ended."""

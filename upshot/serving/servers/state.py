@@ -94,12 +94,10 @@ def stop(file: str | Path, within_s: float = 60.0) -> bool:
     """Stop the servers of a file and wait until they are down; whether they were up."""
     folder = folder_of(file)
     deadline = time.monotonic() + within_s
-    state = read_state(folder)
-    while state is None and is_up(folder) and time.monotonic() < deadline:  # it has only just started
-        time.sleep(POLL_S)
-        state = read_state(folder)
-    if state is None:
-        return False
+    while (state := read_state(folder)) is None:
+        if not is_up(folder) or time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)  # it has only just started
     if state["machine"] != socket.gethostname():
         raise UserError(f"'{file}' is running on {state['machine']} (process {state['pid']}); stop it there")
     os.kill(state["pid"], signal.SIGTERM)
@@ -140,8 +138,7 @@ def _add_address(spec: ModelSpec, where: str, file: str | None, from_elsewhere: 
     if from_elsewhere and state["host"] in ANYWHERE:
         urls = [f"http://{state['machine']}:{urlsplit(url).port}/v1" for url in urls]
     key = {"api_key_env": state["api_key_env"]} if state["api_key_env"] and not spec.api_key_env else {}
-    settings = spec.model_dump(exclude_unset=True)
-    return ModelSpec.parse({**settings, "url": urls, "model": name, **key}, where)
+    return ModelSpec.parse({**spec.model_dump(exclude_unset=True), "url": urls, "model": name, **key}, where)
 
 
 def check_server(where: str, name: str, known: Collection[str], file: str) -> None:
@@ -208,8 +205,7 @@ def _wait(file: str, folder: Path, started: subprocess.Popen[bytes] | None, with
     while time.monotonic() < deadline:
         ended = started is None or started.poll() is not None
         up = is_up(folder)
-        state = read_state(folder)
-        if state is not None:
+        if (state := read_state(folder)) is not None:
             check_text(file, state)
             if ready(state):
                 return state

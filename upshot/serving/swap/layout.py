@@ -50,12 +50,6 @@ class MemoryLayout:
         """Models that are never loaded at the same time as this one."""
         return tuple(b if a == name else a for a, b in self.conflicts if name in (a, b))
 
-    @property
-    def contended(self) -> float:
-        """The share of the models' bytes in regions that overlap with others, 0 to 1."""
-        total = sum(region.size for region in self.regions)
-        return sum(region.size for region in self.regions if self.rivals(region.name)) / total if total else 0.0
-
 
 def round_up(size: int) -> int:
     """The size rounded up to a multiple of the alignment."""

@@ -125,12 +125,11 @@ class ModelPool:
 
     def take_times(self) -> dict[str, float]:
         """The number, seconds and GiB of loads, and the seconds spent waiting for models, since the last call."""
-        names = ("swaps", "swap_s", "waiting_s")
-        out = {f"time/pool/{name}": float(getattr(self, name)) for name in names}
-        out["time/pool/swapped_gib"] = self.moved / 2**30
+        numbers = {"swaps": float(self.swaps), "swap_s": self.swap_s, "waiting_s": self.waiting_s}
+        numbers["swapped_gib"] = self.moved / 2**30
         self.swaps = self.moved = 0
         self.swap_s = self.waiting_s = 0.0
-        return out
+        return {f"time/pool/{name}": number for name, number in numbers.items()}
 
     async def aclose(self) -> None:
         """Stop the task."""

@@ -52,6 +52,7 @@ class VllmPolicy(PolicySampler):
         self.version = 0
         """The version of the learner's weights."""
         self.syncs = 0
+        """How often weights were transferred."""
         self.client = VllmClient(address.url, address.key)
         self.endpoint = EndpointModel(address.spec)
         self._loaded: str | None = None
@@ -76,13 +77,16 @@ class VllmPolicy(PolicySampler):
 
     async def generate(self, request: Request) -> list[Completion]:
         """`request.n` completions, all from the weights that were the newest at the time of the call."""
-        asked = self._as_ids(request)
+        prompt: Any = request.prompt
+        ids = prompt if request.by_ids else self.renderer.prompt_ids(prompt, request.tools)
+        stops = tuple(sorted({*request.sampling.stop_ids, *self.end_ids}))
+        by_ids = replace(request, prompt=ids, tools=(), sampling=replace(request.sampling, stop_ids=stops))
         for attempt in range(ATTEMPTS):
             version = await self._ensure_newest()
             self._asking += 1  # no await since the version was checked
             self._idle.clear()
             try:
-                completions = await self.endpoint.generate(asked)
+                completions = await self.endpoint.generate(by_ids)
                 return [self._read_completion(completion, version, request) for completion in completions]
             except ModelCallError as error:
                 lost = error.reason in GONE or error.reason.startswith("http_5")
@@ -111,17 +115,6 @@ class VllmPolicy(PolicySampler):
     async def disconnect(self) -> None:
         """Close the connections to the server: nothing is sampled for now."""
         await self.aclose()
-
-    def stats(self) -> dict[str, float]:
-        """Calls by role, and how often weights were transferred."""
-        return {**self.endpoint.stats(), "syncs": float(self.syncs)}
-
-    def _as_ids(self, request: Request) -> Request:
-        """The request as ids, with the ids that end the policy's turns."""
-        prompt: Any = request.prompt
-        ids = prompt if request.by_ids else self.renderer.prompt_ids(prompt, request.tools)
-        stops = tuple(sorted({*request.sampling.stop_ids, *self.end_ids}))
-        return replace(request, prompt=ids, tools=(), sampling=replace(request.sampling, stop_ids=stops))
 
     def _read_completion(self, completion: Completion, version: int, request: Request) -> Completion:
         """The completion with its version, and its text as our own tokenizer reads its ids."""

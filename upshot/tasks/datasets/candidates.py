@@ -1,6 +1,6 @@
 """One candidate reply: a row of the published multi-turn sets, or of any prompt/completion (or messages) file.
 
-`candidate_of` is strict about what it takes and says why it refuses: the reasons are counted in the summary.
+`candidate_of` is strict about what it accepts, and says why it refuses: the reasons are counted in the summary.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Candidate:
     """What was said before; ends with the user, has no system message."""
     completion: str
     conv_id: str
-    """'' when the record names no conversation."""
+    """'' if the record names no conversation."""
     score: float | None
-    """Mean multiturn-aware reward; None when it is missing."""
+    """Mean multiturn-aware reward; None if it is missing."""
     goal: str
-    """The hidden goal; '' when the record has none."""
+    """The hidden goal; '' if the record has none."""
     reference: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The single-turn set's other columns: unit tests, level, tags."""
     system: str = ""
     """The record's own system message."""
     sessions: Sequence[Any] = ()
-    """The futures behind the score, as transcripts; none where the record holds none."""
+    """The futures behind the score, as transcripts, if the record has them."""
     rewards: Mapping[str, Any] = field(default_factory=dict)
-    """What each metric gave each of them."""
+    """The value of each metric for each of them."""
 
     @property
     def turn(self) -> int:
@@ -50,7 +50,7 @@ class Candidate:
         return len(self.history)
 
     def mean_of(self, name: str) -> float | None:
-        """`score`, or the mean of a metric over the futures that have a value; None when it is missing."""
+        """`score`, or the mean of a metric over the futures that have a value; None if it is missing."""
         if name == "score":
             return self.score
         values_of = self.rewards.get(name.removeprefix("rewards."))
@@ -60,30 +60,28 @@ class Candidate:
 
     @cached_property
     def goal_key(self) -> str:
-        """By what rows are held together in a split: the goal, else the conversation, else its opening."""
+        """The key that keeps rows in the same split: the goal, else the conversation, else its opening."""
         if self.goal:
             return "goal:" + plain(self.goal)
-        if self.conv_id:
-            return "conv:" + self.conv_id
-        return "open:" + plain(self.history[0].content)
+        return "conv:" + self.conv_id if self.conv_id else "open:" + plain(self.history[0].content)
 
     @cached_property
     def place(self) -> bytes:
-        """A digest of where the reply was tried: the goal and every word before it."""
+        """A digest of the goal and of everything said before the reply."""
         parts = [plain(self.goal), *(part for m in self.history for part in (m.role, m.content.strip()))]
         return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
 class CandidatePair:
-    """Two replies to the same history, of which the first led further."""
+    """Two replies to the same history, of which the first had the better outcome."""
 
     chosen: Candidate
     rejected: Candidate
 
 
 def goal_groups(candidates: Sequence[Candidate]) -> list[str]:
-    """Beside each candidate the name of its group: candidates that share a goal or a conversation share a group."""
+    """The group of each candidate: candidates that share a goal or a conversation share a group."""
     parent: dict[str, str] = {}
 
     def root(key: str) -> str:
@@ -94,17 +92,17 @@ def goal_groups(candidates: Sequence[Candidate]) -> list[str]:
 
     for candidate in candidates:
         goal = root(candidate.goal_key)
-        if candidate.conv_id:  # a conversation whose rows disagree about the goal still stays together
+        if candidate.conv_id:  # the rows of a conversation stay together even if their goals differ
             conv = root("conv:" + candidate.conv_id)
             parent[max(goal, conv)] = min(goal, conv)
     return [root(candidate.goal_key) for candidate in candidates]
 
 
 def candidate_of(record: Mapping[str, Any], goal_alone: bool = False) -> Candidate:
-    """A candidate from a record; `BadRow` with the reason when it cannot be one.
+    """A candidate from a record; `BadRow` with the reason if it cannot be one.
 
-    goal_alone: a record with a goal and nothing said is one, too: the simulated user opens it, and no reply was tried.
-    verl's RL parquet keeps what a published set has beside the prompt in `extra_info`, the goal one level deeper.
+    goal_alone: also accept a record with a goal and no messages: the simulated user opens it, and it has no reply.
+    verl's RL parquet keeps the other columns of a published set in `extra_info`, the goal one level deeper.
     """
     extra = facts(record.get("extra_info"))
     record = {**facts(extra.get("interaction_kwargs")), **extra, **record}

@@ -3,9 +3,9 @@
 A folder may be one that `datasets` wrote with save_to_disk. A Hub name is `owner/name`, or `owner/name@config` where
 the dataset has several.
 
-Covers reading only: the result is plain dictionaries by split. What their columns mean is said in `records.py`; only
-CollabLLM's nested conversations are taken apart here, since one of them is many records. `datasets` is imported for a
-Hugging Face name alone; without a network that is one clear line.
+This file only reads: the result is plain dictionaries by split, and `records.py` knows what their columns mean. Only
+CollabLLM's nested conversations are split here, because one of them is many records. `datasets` is imported only for a
+Hugging Face name; without a network, that is one clear error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
     "test": "test",
 }
-"""Words in a file name (or splits of the Hub) that say which split it is."""
+"""Words in a file name (or names of the Hub's splits) and the split that they mean."""
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 
@@ -37,13 +37,12 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 def read_tables(
     source: str, hub_splits: tuple[str, ...] = (), without: tuple[str, ...] = ()
 ) -> dict[str, list[Record]]:
-    """The records of a source by split; everything is 'train' where the source names no split.
+    """The records of a source by split; everything is 'train' if the source names no split.
 
-    `hub_splits` picks splits of a Hub dataset by their own names (they then count as 'train'); columns `without` which
-    the caller can do are not read from parquet and the Hub, where they can be most of the bytes.
+    `hub_splits` picks splits of a Hub dataset by their own names (they then count as 'train'). The columns `without`
+    are not read from parquet and the Hub, where they can be most of the bytes.
     """
-    tables = _tables(source, hub_splits, without)
-    return {split: unnest(records) for split, records in tables.items()}
+    return {split: unnest(records) for split, records in _tables(source, hub_splits, without).items()}
 
 
 def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> dict[str, list[Record]]:
@@ -53,8 +52,8 @@ def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) 
     if path.is_file():
         return {split_of(path.name): read_table(path, without)}
     if path.suffix in READERS:
-        if how := how_to_prepare(source):
-            raise UserError(f"no file '{source}'; {how}")
+        if command := how_to_prepare(source):
+            raise UserError(f"no file '{source}'; {command}")
         raise UserError(f"no file '{source}'; give a .jsonl, .json, .parquet or .csv file, a folder, or a Hub name")
     if HUB_NAME.fullmatch(source):
         return _hub(source, hub_splits, without)
@@ -63,11 +62,11 @@ def _tables(source: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) 
 
 def how_to_prepare(file: str) -> str:
     """The command that makes a file of `upshot data prepare`, for an error message; '' for any other file."""
-    named = re.fullmatch(r"(sft|rl|dpo|user)_(train|validation)\.parquet", Path(file).name)
-    if named is None:
+    match = re.fullmatch(r"(sft|rl|dpo|user)_(train|validation)\.parquet", Path(file).name)
+    if match is None:
         return ""
     return (
-        f"make it with `upshot data prepare --dataset SOURCE --for {named[1]} --out {Path(file).parent}` (the "
+        f"make it with `upshot data prepare --dataset SOURCE --for {match[1]} --out {Path(file).parent}` (the "
         "first lines of the recipe, or of the one that it extends, name the SOURCE)"
     )
 
@@ -85,7 +84,7 @@ def read_table(path: Path, without: tuple[str, ...] = ()) -> list[Record]:
 
 
 def split_of(file_name: str) -> str:
-    """The split a file name speaks of: 'rl_validation.parquet' → 'validation'; 'train' when it says nothing."""
+    """The split that a file name means: 'rl_validation.parquet' → 'validation'; 'train' if it names none."""
     words = re.split(r"[^a-z]+", file_name.lower())
     return next((SPLITS[word] for word in reversed(words) if word in SPLITS), "train")
 
@@ -98,13 +97,13 @@ def _folder(folder: Path, without: tuple[str, ...]) -> dict[str, list[Record]]:
         raise UserError(f"folder '{folder}' has no file ending in {', '.join(READERS)}")
     tables: dict[str, list[Record]] = {}
     for file in files:
-        named = file.parent.name if file.suffix == ".arrow" and file.parent != folder else file.name
-        tables.setdefault(split_of(named), []).extend(read_table(file, without))
+        name = file.parent.name if file.suffix == ".arrow" and file.parent != folder else file.name
+        tables.setdefault(split_of(name), []).extend(read_table(file, without))
     return tables
 
 
 def _arrow(path: Path) -> Iterator[Record]:
-    """A stream of record batches, as `datasets` writes it."""
+    """The records of a stream of batches, as `datasets` writes it."""
     import pyarrow
 
     try:
@@ -146,7 +145,7 @@ def _parquet(path: Path, without: tuple[str, ...] = ()) -> Iterator[Record]:
 
 
 def _csv(path: Path) -> Iterator[Record]:
-    csv.field_size_limit(2**31 - 1)  # whole articles sit in one cell
+    csv.field_size_limit(2**31 - 1)  # a cell may hold a whole article
     for number, row in enumerate(csv.DictReader(io.StringIO(read_text(path), newline="")), 1):
         if None in row:
             raise UserError(f"'{path}', row {number} has more cells than the header; put cells with commas in quotes")
@@ -185,7 +184,7 @@ def _hub(name: str, hub_splits: tuple[str, ...], without: tuple[str, ...]) -> di
 
 
 def unnest(records: Sequence[Record]) -> list[Record]:
-    """The records, with CollabLLM's `*_multiturn.json` (turns of responses) as one record a response."""
+    """The records; those of CollabLLM's `*_multiturn.json` (turns of responses) as one record per response."""
     return [flat for number, record in enumerate(records) for flat in _responses(record, number)]
 
 

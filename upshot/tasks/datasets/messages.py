@@ -1,4 +1,4 @@
-"""A column of messages, or a plain text → messages. What cannot be learned from is refused, and the fault is named."""
+"""A column of messages, or a plain text → messages. Invalid messages are refused with an error that names the fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upshot.core.errors import UserError
 
 ROLES = ("system", "user", "assistant", "tool")
 LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: JSON may hold it, but it has no UTF-8, so that no tokenizer takes it."""
+"""Half of a surrogate pair: JSON may contain it, but UTF-8 cannot encode it, so no tokenizer accepts it."""
 
 
 def messages_of(value: Any, role: str = "user", where: str = "messages") -> tuple[Message, ...]:
@@ -40,17 +40,17 @@ def _message(data: Mapping[str, Any], value: Any, where: str) -> Message:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell holds nothing: null, or NaN, which tables of pandas have for it."""
+    """Whether a cell is empty: null, or NaN, which pandas writes for it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def describe(value: Any) -> str:
-    """What a cell holds that should hold text, in a few words."""
+    """The value of a cell that should hold text, for a message."""
     return "null" if value is None else f"{str(value)[:40]} ({type(value).__name__})"
 
 
 def facts(value: Any) -> dict[str, Any]:
-    """A nested column as a dictionary; files hold it as a struct or as JSON text."""
+    """A nested column as a dictionary; in files it is a struct or JSON text."""
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
@@ -60,6 +60,6 @@ def facts(value: Any) -> dict[str, Any]:
 
 
 def is_dialogue(value: Any) -> bool:
-    """Whether a value is the messages of a conversation in which the assistant has the last word."""
+    """Whether a value is a list of messages that ends with the assistant's."""
     last = value[-1] if isinstance(value, list) and value else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"

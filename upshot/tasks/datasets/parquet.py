@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import pyarrow
 
 BATCH = 250
-"""Rows that are written at once."""
+"""Rows per batch."""
 AGENT_NAME = "collabllm_agent"
 """The agent loop that verl runs for a row by default."""
 
 
 def message_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as the files hold them: role and content."""
+    """Messages as the files contain them: role and content."""
     return [{"role": m.role, "content": m.content} for m in messages]
 
 
@@ -45,7 +45,7 @@ def sft_row(candidate: Candidate, system: str) -> dict[str, Any]:
 
 
 def dpo_row(pair: CandidatePair, system: str) -> dict[str, Any]:
-    """A history with the better and the worse reply."""
+    """A history with a better and a worse reply."""
     return {
         "prompt": opening(pair.chosen, system),
         "chosen": [{"role": "assistant", "content": pair.chosen.completion}],
@@ -59,7 +59,7 @@ def dpo_row(pair: CandidatePair, system: str) -> dict[str, Any]:
 def rl_row(
     candidate: Candidate, system: str, index: int, split: str, source: str, task_desc: str, agent_name: str
 ) -> dict[str, Any]:
-    """A history to reply to, with the hidden goal and the reference beside it."""
+    """A history to reply to, with the hidden goal and the reference."""
     prompt = opening(candidate, system)
     return {
         "prompt": prompt,
@@ -93,7 +93,7 @@ def opening(candidate: Candidate, system: str) -> list[dict[str, str]]:
 
 
 def verl_row(row: Row, index: int, split: str, truth: str | None, style: str = "rule", **extra: str) -> dict[str, Any]:
-    """A task's row in verl's columns; `truth` is what a verifier compares with, `extra` more of `extra_info`."""
+    """A task's row in verl's columns; `truth` is what a verifier compares with, `extra` is added to `extra_info`."""
     return {
         "data_source": row.source,
         "prompt": message_dicts(row.messages),
@@ -115,7 +115,7 @@ def message_list() -> pyarrow.DataType:
 
 
 def schema_for(purpose: str, metrics: Sequence[str] = ()) -> pyarrow.Schema:
-    """The arrow schema of the sft, rl or dpo files of candidates; rl rows keep what the metrics gave."""
+    """The arrow schema of the sft, rl or dpo files of candidates; rl rows keep the values of the metrics."""
     if purpose == "sft":
         return _schema_of(sft_row(EXAMPLE, ""))
     if purpose == "dpo":
@@ -132,19 +132,16 @@ def _schema_of(row: dict[str, Any]) -> pyarrow.Schema:
     return pa.Table.from_pylist([row]).schema
 
 
-def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schema | None = None) -> int:
-    """Write rows so that a reader sees the old file or the new one, never half of it; how many they are.
+def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schema) -> int:
+    """Write rows so that a reader sees the old file or the new one, never part of it; returns their number.
 
-    With a schema they are taken and written in batches, so that any number fits into memory.
+    They are read and written in batches, so that any number fits into memory.
     """
     import pyarrow as pa
     import pyarrow.parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, count = path.with_name(f".{path.name}.{os.getpid()}"), 0
-    if schema is None:
-        rows = list(rows)
-        schema = pa.Table.from_pylist(rows).schema
     left = iter(rows)
     with pa.parquet.ParquetWriter(temporary, schema) as file:
         while batch := list(islice(left, BATCH)):

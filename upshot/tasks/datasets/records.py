@@ -7,8 +7,8 @@ A record is recognised by its columns, never by its file's name:
 - plain: `question`/`problem`/`query`/`input` and `answer`/`solution`/`target`
 - conversations: `prompt` and `completion`, or whole `messages`; `single_turn_…` columns say goal and reference
 
-The tuples below are the one list of names that a thing may have. Candidates of a multi-turn set, which are strict about
-what they take, are in `candidates.py`; sets with columns of their own (MATH, BigCodeBench …) are read by their tasks.
+The tuples below list all names that a column may have. Candidates of a multi-turn set, whose rules are stricter, are in
+`candidates.py`; sets with special columns (MATH, BigCodeBench …) are read by their tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from upshot.tasks.verifiers.base import decode_json
 from upshot.tasks.verifiers.routes import route
 
 PROMPT = ("prompt", "raw_prompt")
-"""What the policy replies to: a text or messages. Of the names in such a tuple the first one that is there counts."""
+"""What the policy replies to: a text or messages. The first name of such a tuple that a record has counts."""
 WHOLE = ("messages", "conversation")
 """A whole conversation."""
 QUESTION = ("question", "problem", "query", "input", "instruction", "text")
@@ -47,32 +47,32 @@ NAME = ("id", "row_id", "task_id", "unique_id")
 PAIR = ("prompt", "chosen", "rejected")
 MARKED = ("prompt", "completion", "label")
 LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-"""What marks a reply as good or bad; a CSV file holds text only."""
+"""The values that mark a reply as good or bad; in CSV files they are text."""
 PAIR_SCORES = ("score_chosen", "score_rejected")
 TRUTH = ("actual_ground_truth", "ground_truth")
-"""What is right, in `reward_model`; where both are there, the second is what was rewarded: a wrong letter hinted at."""
+"""The right answer in `reward_model`; if both are there, the second is what was rewarded: a wrong letter in a hint."""
 ALIASES = {"hint": ("hint", "non_answer_hint_str"), "stub": ("stub", "import_prompt")}
-"""Names that a thing a verifier asks for may have in `extra_info` or `reward_model`."""
+"""Names in `extra_info` or `reward_model` for values that verifiers need."""
 METADATA = "metadata"
-"""Where in `extra_info` prepared rows keep what else they know, as JSON text."""
+"""The key in `extra_info` under which prepared rows keep their other columns, as JSON text."""
 ROUNDING = 1e-9
-"""So that 0.7 − 0.2 counts as a gap of 0.5."""
+"""The tolerance with which 0.7 − 0.2 is a gap of 0.5."""
 
 
 def first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The first of the columns that holds anything; None when none does. Tables of pandas have NaN for nothing."""
+    """The first of the columns that is not empty; None if all are. In tables of pandas, empty is NaN."""
     return next((record[name] for name in names if not is_empty(record.get(name))), None)
 
 
 def columns_of(record: Mapping[str, Any]) -> str:
-    """The columns of a record that hold anything, for messages: an empty one is not called there."""
+    """The columns of a record that are not empty, for messages."""
     return ", ".join(name for name in record if not is_empty(record[name])) or "(none)"
 
 
 def row_of(record: Mapping[str, Any], source: str, instructions: str = "", system: str = "") -> Row:
-    """A record as a row; `instructions` are put behind a bare question, not behind a prompt that has its own.
+    """A record as a row; `instructions` are appended to a bare question, not to a prompt that has its own.
 
-    `source` is the verifier when the record names none.
+    `source` is the verifier if the record names none.
     """
     messages, bare = _opening(record)
     if bare and instructions:
@@ -87,7 +87,7 @@ def row_of(record: Mapping[str, Any], source: str, instructions: str = "", syste
 
 
 def extra_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record says besides opening and truth: its own columns, `extra_info`, the rest of `reward_model`."""
+    """Everything in a record besides opening and truth: its own columns, `extra_info`, the rest of `reward_model`."""
     extra = facts(record.get("extra_info"))
     extra |= facts(extra.pop(METADATA, None))
     verdict = {key: value for key, value in facts(record.get("reward_model")).items() if key not in (*TRUTH, "style")}
@@ -104,7 +104,7 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
         value: Any = record.get(key)
         empty = is_empty(value) or (isinstance(value, Sized) and not len(value))
         messages = () if empty else messages_of(value, where=f"'{key}'")
-        while messages and messages[-1].role == "assistant":  # the reply to imitate is not part of the opening
+        while messages and messages[-1].role == "assistant":  # a reply to imitate is not part of the opening
             messages = messages[:-1]
         if messages:
             return messages, isinstance(value, str)
@@ -117,7 +117,7 @@ def _opening(record: Mapping[str, Any]) -> tuple[tuple[Message, ...], bool]:
 
 
 def reference_of(record: Mapping[str, Any]) -> Any:
-    """The ground truth of a record; None where it has none."""
+    """The ground truth of a record; None if it has none."""
     truth = first(facts(record.get("reward_model")), TRUTH)
     truth = first(record, ANSWER) if truth is None else truth
     # A table with an empty cell holds its whole numbers as floats, and no reply says 4.0.
@@ -125,7 +125,7 @@ def reference_of(record: Mapping[str, Any]) -> Any:
 
 
 def explain_no_answer(records: Sequence[Mapping[str, Any]]) -> str:
-    """What to say where no record has an answer: the columns there are, and which of them may be misspelt."""
+    """The error if no record has an answer: the columns, and which of them may be misspelt."""
     columns = dict.fromkeys(str(name) for record in records for name in record)
     strange = [name for name in columns if name not in {*ANSWER, *PROMPT, *WHOLE, *QUESTION, *NAME}]
     hint = next((f"; did you mean '{known}' by '{name}'?" for name in strange if (known := near(name, ANSWER))), "")
@@ -142,12 +142,12 @@ def opening_id(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True)
 class RecordedReplies:
-    """A row with the replies to it, or with the whole conversation that followed."""
+    """A row with the replies to it, or with the conversation that followed."""
 
     row: Row
     replies: tuple[str, ...] = ()
     said: tuple[Message, ...] = ()
-    """What was said after the row's opening, when the record holds a whole conversation."""
+    """What was said after the row's opening, if the record holds a whole conversation."""
 
     def conversations(self, seed: int = 0) -> list[Conversation]:
         """The conversations to score; each ends with the reply."""
@@ -160,7 +160,7 @@ class RecordedReplies:
 
 
 def heard(message: Message) -> Turn:
-    """A message as a turn that everybody hears: an assistant's thought is a note, as in training."""
+    """A message as a turn without an assistant's thought, which becomes a note, as in training."""
     thought, answer = split_thought(message.content) if message.role == "assistant" else ("", message.content)
     return Turn(replace(message, content=answer), note={"thought": thought} if thought else {})
 
@@ -221,7 +221,7 @@ def _reply_text(value: Any, where: str) -> str:
 
 @dataclass(frozen=True)
 class Preference:
-    """Two replies to the same history, of which the first is better."""
+    """Two replies to the same history; `chosen` is better."""
 
     prompt: tuple[Message, ...]
     chosen: str
@@ -266,7 +266,7 @@ def read_preferences(path: str, min_gap: float, key: str = "train.data") -> list
 
 
 def _require(record: Mapping[str, Any], names: Sequence[str], where: str, why: str = "") -> None:
-    """Refuse a record without one of the columns; what is wrong with a cell is said by who reads it."""
+    """Refuse a record that lacks one of the columns; whoever reads a cell checks its content."""
     if absent := [name for name in names if name not in record]:
         raise UserError(f"{where} has no '{absent[0]}'{why}; it has {', '.join(record)}")
 
@@ -301,7 +301,7 @@ def read_marked_replies(path: str, key: str = "train.data") -> list[MarkedReply]
 
 
 def _split_pair(record: dict[str, Any]) -> dict[str, Any]:
-    """A pair of whole conversations (open-instruct's) as what they share and the two last messages."""
+    """A pair of whole conversations (open-instruct's) as their common part and the two last messages."""
     chosen, rejected = (record.get(name) for name in PAIR[1:])
     if not isinstance(chosen, list) or not isinstance(rejected, list) or min(len(chosen), len(rejected)) < 2:
         return record
@@ -311,7 +311,7 @@ def _split_pair(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_reply(value: Any, where: str) -> str:
-    """The text of a reply, given as such or as a list of one assistant message."""
+    """The text of a reply, which is text or a list of one assistant message."""
     messages = messages_of(value, "assistant", where)
     if [message.role for message in messages] != ["assistant"]:
         roles = ", ".join(message.role for message in messages) or "nothing"
@@ -320,7 +320,7 @@ def _one_reply(value: Any, where: str) -> str:
 
 
 def _examples(path: str, verb: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a file, each with the words that name it in messages."""
+    """The records of a file, each with its name for messages."""
     if not Path(path).is_file():
         how = how_to_prepare(path) or f"make it with `upshot {verb}`"
         what = f"'{path}' is a folder; name one file" if Path(path).is_dir() else f"there is no file '{path}'; {how}"

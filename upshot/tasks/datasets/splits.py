@@ -1,4 +1,4 @@
-"""Train, validation and test never share a goal: which goals are one, and which of them are held out. Pure functions.
+"""Splits rows so that train, validation and test never share a goal. Pure functions.
 
 Splits are by goal, never by row. Which goals are held out depends on the seed and the goals alone, not on the order or
 the number of rows.
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def plain(text: str) -> str:
-    """A text with case and spacing taken away, so that two spellings of one goal are one goal."""
+    """A text without case and spacing, so that different spellings of a goal count as one."""
     return " ".join(text.split()).casefold()
 
 
@@ -27,12 +27,12 @@ def fingerprint(text: str) -> str:
 
 
 def goal_key(row: Row) -> str:
-    """By what rows are held together in a split: the goal, else the opening, else (a server opens) the row itself."""
+    """The key that keeps rows in the same split: the goal, else the opening, else (if a server opens) the row's id."""
     return plain(str(row.goal)) if row.goal else plain("\n".join(m.content for m in row.messages)) or row.id
 
 
 def hold_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:
-    """The goals to hold out: about `share` of them (1 and above is a count), at least one of two or more, never all."""
+    """The goals to hold out: about `share` of them (from 1 on, a number), at least one of two or more, never all."""
     distinct = set(goals)
     if share <= 0 or not distinct:
         return set()
@@ -43,9 +43,9 @@ def hold_out(goals: Iterable[str], share: float, seed: int = 0) -> set[str]:
 
 
 def split_in_three(tables: Mapping[str, Sequence[Row]], share: float, seed: int = 0) -> dict[str, list[Row]]:
-    """Rows by split for a task: a goal of test or validation leaves train.
+    """Rows by split for a task; goals of test or validation are removed from train.
 
-    A source that is all train has `share` of its goals held out for each of test and validation.
+    If a source has only train, `share` of its goals is held out for each of test and validation.
     """
     splits: dict[str, list[Row]] = {}
     taken: set[str] = set()
@@ -63,18 +63,18 @@ def split_in_three(tables: Mapping[str, Sequence[Row]], share: float, seed: int 
 def split_in_two(
     tables: Mapping[str, Sequence[T]], keys: Callable[[Sequence[T]], Sequence[str]], share: float, seed: int = 0
 ) -> tuple[list[T], list[T], int]:
-    """(train, validation, how many left train) for a file to be written: the source's own split where it has one.
+    """(train, validation, number removed from train) for a file to be written: the source's own split, if it has one.
 
-    What train then shares with validation leaves it; a source without a split has `share` of its goals held out. `keys`
-    says by what the things are held together, one key beside each.
+    What train then shares with validation is removed from it; of a source without a split, `share` of the goals is held
+    out. `keys` returns a key for each of the items; items with the same key stay together.
     """
     train = list(tables.get("train", ()))
-    validation = [thing for split, things in tables.items() if split != "train" for thing in things]
+    validation = [item for split, items in tables.items() if split != "train" for item in items]
     both = [*train, *validation]
-    beside = list(zip(both, keys(both), strict=True))
+    keyed = list(zip(both, keys(both), strict=True))
     if train and validation:
-        taken = {key for _, key in beside[len(train) :]}
-        kept = [thing for thing, key in beside if key not in taken]
+        taken = {key for _, key in keyed[len(train) :]}
+        kept = [item for item, key in keyed if key not in taken]
         return kept, validation, len(train) - len(kept)
-    taken = hold_out((key for _, key in beside), share, seed)
-    return [thing for thing, key in beside if key not in taken], [thing for thing, key in beside if key in taken], 0
+    taken = hold_out((key for _, key in keyed), share, seed)
+    return [item for item, key in keyed if key not in taken], [item for item, key in keyed if key in taken], 0

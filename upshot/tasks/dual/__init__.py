@@ -1,1 +1,1 @@
-"""Tasks in which user and policy both act: one file a domain."""
+"""Tasks in which user and policy both act: one file per domain."""

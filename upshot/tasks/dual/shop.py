@@ -1,9 +1,9 @@
-"""A shop's service line: parcels, refunds and a phone line, part of which only the customer can see to.
+"""A shop's service line: parcels, refunds and a phone line; some steps only the customer can take.
 
-"please refund order 17": a parcel that was lost is refunded at once, one that arrived only after the customer has sent
-it back, which is the customer's to do. "my phone line is dead": the policy can switch the line on, but a box at home
-only the customer can restart. The verdict is on the state in the end and on nothing that was said. Everything is made
-by rule from a seed, in a language of some 120 words that a new tiny model learns in a minute.
+"please refund order 17": a lost parcel is refunded at once, one that arrived only after the customer has sent it back.
+"my phone line is dead": the policy can switch the line on, but only the customer can restart the box at home. The
+verdict depends on the final state and not on what was said. Everything is generated from a seed, in a language of about
+120 words that a new tiny model learns in a minute.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from upshot.tasks.participants.tools import ToolEnvironment, ToolRequest
 
 ORDERS = [str(number) for number in range(10, 70)]
 KINDS = ("lost", "arrived", "line", "box")
-"""What is wrong, in the order of groups."""
+"""The kinds of problems, in the order of groups."""
 ASKED = {"send it back": ("send_back", "i sent it back"), "restart your box": ("restart_box", "i restarted it")}
-"""What the customer can be asked for: the words, the tool, and what it says then."""
+"""What the customer can be asked to do: the words, the tool, and the customer's answer."""
 PATIENCE = 2
-"""How often the customer asks what is meant before it leaves."""
+"""How often the customer asks what is meant before leaving."""
 WORDS = "please refund order my phone line is dead what do you mean i sent it back restarted restart your box send done"
 ANSWERS = "[look] [refund] [check_line] [switch_on] error: no such lost arrived back refunded on off ok"
 
@@ -83,12 +83,12 @@ def _order(shop: dict[str, Any], order: str) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Caller(User):
-    """Does what it is asked to do and can do, says so, and leaves when the policy says that all is done."""
+    """Does what it is asked if it can, says so, and leaves when the policy says that all is done."""
 
     tools: ToolEnvironment
 
     async def observe(self, conversation: Conversation) -> Observation:
-        """Its answer to what the policy asks, having done it."""
+        """Do what the policy asks, and answer."""
         request = last_reply(conversation)
         for words, (tool, answer) in ASKED.items():
             if words in request:
@@ -103,7 +103,7 @@ class Caller(User):
 
 
 def call(name: str, order: str = "") -> str:
-    """A tool call as the tiny policy writes it: few words, and JSON all the same."""
+    """A tool call as the tiny policy writes it: valid JSON in few words."""
     return f"{_head(name)} " + (f'"{order}" }}}}</tool_call>' if order else "}}</tool_call>")
 
 
@@ -145,7 +145,7 @@ class ShopTask(Task):
         return sorted({*WORDS.split(), *ANSWERS.split(), *calls, *ORDERS, *quoted, "}}</tool_call>"})
 
     def rows(self, split: str) -> list[Row]:
-        """Calls: an equal share of each kind."""
+        """Calls, with an equal share of each kind."""
         self.check_split(split)
         return [self._row(split, number) for number in range(self.size)]
 
@@ -154,11 +154,11 @@ class ShopTask(Task):
         return {"part": "both" if row.meta["kind"] in ("arrived", "box") else "policy"}
 
     async def verify(self, conversation: Conversation) -> Score:
-        """1 if the shop is in the end as it should be, else 0."""
+        """1 if the final state of the shop is right, else 0."""
         return Score(float(self.state.of(conversation) == conversation.row.reference))
 
     def dialogues(self, split: str) -> list[tuple[Message, ...]]:
-        """Demonstrations; most refund what is not back, or switch on a line that is not what is off."""
+        """Demonstrations; most omit the caller's part: they refund a parcel that is not back, or switch the line on."""
         return [self._dialogue(self._row(split, number)) for number in range(self.size)]
 
     def _row(self, split: str, number: int) -> Row:

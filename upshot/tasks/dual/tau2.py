@@ -49,11 +49,11 @@ class DomainTool(Tool):
 
     @property
     def definition(self) -> dict[str, Any]:
-        """As the domain defines it."""
+        """The domain's own definition."""
         return dict(self._definition)
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
-        """The environment's answer; what it refuses is a `ValueError`."""
+        """The environment's answer; a refusal is a `ValueError`."""
         call = {"id": "call", "name": self.name, "arguments": dict(arguments), "requestor": self.by}
         made = import_tau2("data_model.message").ToolCall.model_validate(call)
         answer = self.task.world(conversation).get_response(made)
@@ -100,7 +100,7 @@ class Tau2Task(Task):
         return {task.id: task for task in self.registry.get_tasks_loader(self.domain)(None)}
 
     def rows(self, split: str) -> Sequence[Row]:
-        """Its tasks of that split; where it has no such split (as validation), none, and all for train without any."""
+        """Its tasks of that split: none if there is no such split, but all tasks for train if there is no train."""
         splits: Mapping[str, Sequence[str]] = (self.registry.get_task_splits_loader(self.domain) or dict)()
         known = splits.get(split, () if split != "train" or "train" in splits else tuple(self._tasks))
         return [self._row(name) for name in self._tasks if name in known]
@@ -145,7 +145,7 @@ class Tau2Task(Task):
         return Score(float(outcome.reward), detail={"parts": parts})
 
     def trajectory(self, conversation: Conversation) -> list[Any]:
-        """What was said and done, in the classes of its evaluators; acts in their order, before the words."""
+        """What was said and done, in the classes of its evaluators: first the acts in their order, then the words."""
         theirs = import_tau2("data_model.message")
         classes = {"assistant": theirs.AssistantMessage, "user": theirs.UserMessage}
         out = list(_history(self._tasks[conversation.row.reference]))

@@ -1,1 +1,1 @@
-"""Environments from elsewhere: one small adapter a file. What each needs is imported when it is used."""
+"""Environments of other libraries: one small adapter per file, which imports its library when it is used."""

@@ -1,4 +1,4 @@
-"""What an external program gets to play an episode."""
+"""What an external program needs to play an episode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from upshot.core.conversation import Row
 
 @dataclass(frozen=True, slots=True)
 class AgentEpisode:
-    """One conversation, and where its policy is: at an OpenAI address that nobody else has."""
+    """One conversation, and the OpenAI address of its policy, which no other conversation has."""
 
     row: Row
     base_url: str
@@ -24,7 +24,7 @@ class AgentEpisode:
     reward_key: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As a program reads it from its standard input."""
+        """The JSON object that a program reads from its standard input."""
         row = self.row
         access = {name: getattr(self, name) for name in ("base_url", "api_key", "model", "reward_url", "reward_key")}
         messages = [message.to_dict() for message in row.messages]
@@ -33,4 +33,4 @@ class AgentEpisode:
 
 
 AgentFunction = Callable[[AgentEpisode], Any]
-"""Plays an episode, sync or async; what it returns is the reward, None: the task says what it is worth."""
+"""Plays an episode, sync or async; returns the reward, or None to let the task score it."""

@@ -1,10 +1,11 @@
-"""Text environments in Gymnasium's form: `reset` opens, every turn of the policy is a `step`, the return is the score.
+"""Text environments with Gymnasium's interface: `reset` opens, each turn of the policy is a `step`, the return is the
+score.
 
 Gymnasium's own ids, OpenEnv's clients (reset and step are awaited, a result has observation, reward and done), single
-player games of TextArena, or any class of yours with `reset` and `step`. One object a conversation, made for it and
-closed with it. An environment that raises, hangs, or whose server is gone, makes its episode missing.
+player games of TextArena, or your own class with `reset` and `step`. Each conversation has its own object, which is
+closed with it. If an environment raises or hangs, or its server is gone, its episode is missing.
 
-What it does not do: observations other than text (give `show`), vectors of environments.
+Not supported: observations other than text (unless you give `show`), vectors of environments.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from upshot.tasks.base import Task, last_reply, tasks
 from upshot.tasks.participants.base import Observation, Participant
 
 KEY = "gymnasium"
-"""Where a session keeps its environment."""
+"""The key of a session's environment."""
 ARENA = "textarena:"
 
 
@@ -40,13 +41,13 @@ class LiveEnvironment:
 
 
 class TextEnvironment(Participant):
-    """Steps the environment of each conversation by what the policy says."""
+    """Steps the environment of each conversation with what the policy says."""
 
     def __init__(self, make: Callable[[], Any], act: Callable[[str], Any], show: Callable[[Any], str]) -> None:
         self.make, self.act, self.show = make, act, show
 
     async def start(self, conversation: Conversation) -> None:
-        """Make it and say what it opens with."""
+        """Create it and say its first observation."""
         live = LiveEnvironment(self.make())
         conversation.session[KEY] = live
         result = await limit_call(live.inner, live.inner.reset, seed=conversation.row.meta["seed"])
@@ -54,7 +55,7 @@ class TextEnvironment(Participant):
         conversation.say(Message("user", self.show(seen)))
 
     async def observe(self, conversation: Conversation) -> Observation:
-        """One step; an action that makes no sense is answered with the reason and does not count as one."""
+        """One step; an action that makes no sense is answered with the reason and does not count as a step."""
         live: LiveEnvironment = conversation.session[KEY]
         try:
             action = self.act(last_reply(conversation))
@@ -66,7 +67,7 @@ class TextEnvironment(Participant):
         return Observation((Message("user", text),) if text else (), done, "done", metrics={"steps": 1.0})
 
     async def end(self, conversation: Conversation) -> None:
-        """Close it; what it gave in all is the conversation's score."""
+        """Close it; the sum of its rewards is the conversation's score."""
         live: LiveEnvironment | None = conversation.session.pop(KEY, None)
         if live is None:
             return
@@ -76,7 +77,7 @@ class TextEnvironment(Participant):
 
 
 def read_step(result: Any) -> tuple[Any, float, bool]:
-    """What was seen, the reward, and whether it is over, in any of the forms that `step` has."""
+    """Observation, reward, and whether the episode is over, from any of the forms that `step` returns."""
     if isinstance(result, tuple) and len(result) == 5:
         seen, reward, terminated, truncated, _ = result
         return seen, float(reward or 0), bool(terminated or truncated)
@@ -88,7 +89,7 @@ def read_step(result: Any) -> tuple[Any, float, bool]:
 
 
 class ArenaGame:
-    """A single player's game of TextArena in Gymnasium's form."""
+    """A single-player game of TextArena with Gymnasium's interface."""
 
     def __init__(self, name: str, **options: Any) -> None:
         import textarena
@@ -110,7 +111,7 @@ class ArenaGame:
 
 
 def _show(seen: Any) -> str:
-    """An observation as text: words as they are, what has fields as its JSON."""
+    """An observation as text: a string as it is, an object with fields as JSON."""
     if isinstance(seen, str):
         return seen
     if hasattr(seen, "model_dump"):
@@ -157,21 +158,21 @@ class GymnasiumTask(Task):
             return ArenaGame(self.env.removeprefix(ARENA), **self._arguments)
         if ":" in self.env:
             return import_thing(self.env, "environment", "task.env")(**self._arguments)
-        how = f"task.env '{self.env}' is an id of Gymnasium's: pip install gymnasium"
-        gymnasium = import_optional("gymnasium", how)
+        sentence = f"task.env '{self.env}' is an id of Gymnasium's: pip install gymnasium"
+        gymnasium = import_optional("gymnasium", sentence)
         try:
             return gymnasium.make(self.env, **self._arguments)
         except gymnasium.error.Error as error:
             raise UserError(f"task.env '{self.env}': {error}") from error
 
     def rows(self, split: str) -> Sequence[Row]:
-        """A row a seed; the environment opens."""
+        """One row per seed; the environment opens."""
         opens = (Message("system", self.system),) if self.system else ()
         seeds = [derive_seed(number, split) % (1 << 31) for number in range(self.episodes)]
         return [Row(f"{split}-{n}", opens, source=self.env, meta={"seed": seed}) for n, seed in enumerate(seeds)]
 
     def environment(self) -> Participant:
-        """The one that steps."""
+        """The environment."""
         return self._environment
 
     def vocabulary(self) -> Sequence[str]:

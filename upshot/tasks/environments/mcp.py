@@ -1,10 +1,10 @@
-"""Tools of an MCP server: what its list names, the policy may call.
+"""Tools of an MCP server: the policy may call the tools that the server lists.
 
-Every episode has a session of its own (for a command: a process of its own) from its first call to its end, so that
-what a server remembers is one conversation's; `shared` is for servers that remember nothing. What a tool refuses is
-shown to the policy. A server that does not start, goes away or breaks the protocol makes the episode missing.
+Every episode has its own session (for a command: its own process) from its first call to its end, so that the server's
+memory belongs to one conversation; `shared` is for servers that remember nothing. If a tool refuses a call, the reason
+is shown to the policy. If a server does not start, goes away or breaks the protocol, the episode is missing.
 
-What it does not do: futures that call the tools of a session, which nobody can copy. They need `shared`.
+Futures cannot call the tools of a session, because it cannot be copied; they need `shared`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from upshot.tasks.participants.tools import Tool, ToolEnvironment
 from upshot.tasks.tool_use import ToolUse
 
 KEY = "mcp"
-"""Where a conversation keeps its session; None: it had one, which has ended."""
+"""The key of a conversation's session; None under it: the session has ended."""
 INVALID_PARAMS = -32602
-"""JSON-RPC's code for arguments that make no sense."""
+"""JSON-RPC's code for invalid arguments."""
 
 
 AT_ONCE = 16
-"""Calls under way in one session."""
+"""Most concurrent calls in one session."""
 
 
 class ServerGone(Exception):
-    """An MCP server that does not answer, and the reason it is counted under."""
+    """An MCP server that does not answer, and the reason under which that is counted."""
 
     def __init__(self, why: str, reason: str = "connection") -> None:
         super().__init__(why)
@@ -44,7 +44,7 @@ class ServerGone(Exception):
 
 
 class McpSession:
-    """One session with a server, open from `start` until it is closed or lost; never opened again."""
+    """One session with a server, open from `start` until it is closed or lost; it is never opened again."""
 
     def __init__(self, server: str, seconds: float) -> None:
         self.server, self.seconds = server, seconds
@@ -58,10 +58,10 @@ class McpSession:
         return self  # a copy of the conversation calls nothing: its episode is over
 
     async def start(self) -> None:
-        """Connect, once; `ServerGone` where that does not work."""
+        """Connect, once; `ServerGone` if that fails."""
         async with self._opening:
             if self._owner is not None or self.is_over:
-                return  # calls of one turn come at once; a later caller gets an error
+                return  # calls of one turn arrive together; after a failure, later ones get an error
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._owner = asyncio.create_task(self._own(ready))
             try:
@@ -77,7 +77,7 @@ class McpSession:
         return self._over.is_set()
 
     async def _own(self, ready: asyncio.Future[None]) -> None:
-        """Hold the connection: the library wants it closed by the task that opened it."""
+        """Hold the connection: the library requires that the task that opened it also closes it."""
         try:
             from mcp import Client, StdioServerParameters, stdio_client
 
@@ -98,12 +98,12 @@ class McpSession:
             self._client = None
 
     async def tools(self) -> list[Any]:
-        """What the server lists."""
+        """The tools that the server lists."""
         listed = await self._ask("its list of tools", lambda client: client.list_tools())
         return list(listed.tools)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A tool's answer as text; `ValueError` with its words where the tool says that the call was no good."""
+        """A tool's answer as text; `ValueError` with its message if the tool reports an error."""
         result = await self._ask(f"tool '{name}'", lambda client: client.call_tool(name, dict(arguments)))
         text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
         if result.is_error:
@@ -111,7 +111,7 @@ class McpSession:
         return text or "(no output)"
 
     async def _ask(self, what: str, ask: Any) -> Any:
-        async with self._turn:  # the time of a call begins when it is sent, however many wait before it
+        async with self._turn:  # the time limit of a call starts when it is sent, not while it waits
             if self._client is None or self.is_over:
                 raise ServerGone(f"the MCP server '{self.server}' is gone ({what})")
             try:
@@ -120,10 +120,10 @@ class McpSession:
             except Exception as error:
                 if getattr(error, "code", None) == INVALID_PARAMS:
                     raise ValueError(str(error)) from error  # the call is at fault, not the server
-                slow = isinstance(error, TimeoutError)  # which says nothing of the others in a shared session
+                slow = isinstance(error, TimeoutError)  # which says nothing about other calls in a shared session
                 if not slow:
                     self._over.set()
-                # It had answered until this call: that may be the call's doing, which a lost connection never is.
+                # It had answered before, so this call may be the cause; a lost connection is never caused by a call.
                 reason = "timeout" if slow else "crashed"
                 raise ServerGone(f"the MCP server '{self.server}', {what}: {_words(error)}", reason) from error
 
@@ -138,7 +138,7 @@ class McpSession:
 
 
 def _words(error: BaseException) -> str:
-    """What an exception says; of a group, its first."""
+    """An exception's type and message; for a group, those of its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -161,7 +161,7 @@ class McpTool(Tool):
 
 
 class McpEnvironment(ToolEnvironment):
-    """Answers the calls of a turn by the server's tools."""
+    """Answers the calls of a turn with the server's tools."""
 
     def __init__(self, server: str, shared: bool, role: str, seconds: float) -> None:
         super().__init__((), role, None)  # each call has a limit of its own in its session
@@ -173,7 +173,7 @@ class McpEnvironment(ToolEnvironment):
         self._starting = asyncio.Lock()
 
     def list_tools(self) -> None:
-        """Ask the server once what it has; in a thread, since whoever asks may be on an event loop."""
+        """Ask the server for its tools, once; in a thread, because the caller may run on an event loop."""
         import_optional("mcp", "task 'mcp' needs the library: pip install -e '.[mcp]'")
         with ThreadPoolExecutor(1) as thread:
             try:
@@ -183,15 +183,12 @@ class McpEnvironment(ToolEnvironment):
         self.tools = {tool.name: McpTool(tool, self) for tool in listed}
 
     async def _list(self) -> list[Any]:
-        session = McpSession(self.server, self.limit)
-        try:
+        async with contextlib.aclosing(McpSession(self.server, self.limit)) as session:
             await session.start()
             return await session.tools()
-        finally:
-            await session.aclose()
 
     async def session_of(self, conversation: Conversation) -> McpSession:
-        """The conversation's session, opened by its first call; calls of one turn come at once, and share it."""
+        """The conversation's session, opened by its first call; calls of one turn arrive together, and share it."""
         if self.shared:
             async with self._starting:
                 if self._all is None or self._all.is_over:
@@ -253,7 +250,7 @@ class McpTask(ToolUse):
             self.describe_tools()
 
     def environment(self) -> McpEnvironment:
-        """The server's tools; it is asked once what it has."""
+        """The server's tools; it is asked for them once."""
         if not self._environment.tools:
             self._environment.list_tools()
         return self._environment

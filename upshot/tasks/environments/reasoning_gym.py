@@ -1,10 +1,10 @@
-"""Problems of the library reasoning-gym: over a hundred generators, each with its own scorer as the verifier.
+"""Problems of the library reasoning-gym: over a hundred generators, whose own scorers are the verifiers.
 
 A problem is made from its generator, the generator's settings, a seed and an index, so a row carries only those and any
 process can make the same problem and score a reply to it. The answer is read between `<answer>` and `</answer>`, the
 library's own convention. As in GSM8K, the policy may try again in several turns.
 
-What it does not do: the library's curricula and composite sets that change while training.
+Not supported: the library's curricula and composite sets, which change during training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WRONG = "The answer is not right. Try again."
 
 
 def read_answer(reply: str) -> str | None:
-    """What stands between the last pair of answer tags; None where there is no pair."""
+    """The text between the last pair of answer tags; None if there is no pair."""
     answers = ANSWER.findall(reply)
     return answers[-1].strip() if answers else None
 
@@ -51,7 +51,7 @@ def _make_dataset(name: str, arguments: str, seed: int, size: int) -> Any:
 
 @verifiers.register(NAME)
 class ReasoningGymVerifier(Verifier):
-    """What the generator's own scorer gives the answer, 0 to 1; 0 for a reply without one."""
+    """The score of the generator's own scorer, 0 to 1; 0 for a reply without an answer."""
 
     graded = True
     risky = True  # some scorers parse the answer with sympy, which hostile text can keep busy
@@ -136,7 +136,7 @@ class ReasoningGymTask(Task):
         return rows
 
     def claim(self, conversation: Conversation) -> Claim | None:
-        """The last reply, with what makes its problem again."""
+        """The last reply, with the settings from which its problem can be made again."""
         last, row = conversation.last("assistant"), conversation.row
         return None if last is None else Claim(NAME, last.content, row.reference, dict(row.meta), self._options)
 
@@ -158,7 +158,7 @@ class ReasoningGymTask(Task):
         return Fault("wrong", WRONG)
 
     def format_error(self, text: str) -> str:
-        """No pair of answer tags."""
+        """Whether there is no pair of answer tags."""
         return "" if read_answer(text) is not None else "no answer"
 
     def answer_text(self, row: Row) -> str:
@@ -166,7 +166,7 @@ class ReasoningGymTask(Task):
         return f"<answer>{row.reference}</answer>"
 
     def dialogues(self, split: str) -> Sequence[tuple[Message, ...]]:
-        """Each question with its bare answer, where the generator has one answer."""
+        """Each question with its bare answer, if the generator has a single answer."""
         answered = [row for row in self.rows(split) if row.reference is not None]
         return [(*row.messages, Message("assistant", self.answer_text(row))) for row in answered]
 

@@ -26,11 +26,11 @@ from upshot.tasks.participants.base import Observation, Participant
 from upshot.tasks.verified import VerifiedTask
 
 KEY = "remote"
-"""Where the session keeps its remote state."""
+"""The key of a session's remote state."""
 
 
 class RemoteError(Exception):
-    """A call to the environment that failed, and the reason it is counted under."""
+    """A call to the environment that failed, and the reason under which that is counted."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path} {reason}")
@@ -38,7 +38,7 @@ class RemoteError(Exception):
 
 
 class RemoteEnvironment(Participant):
-    """One remote environment for all conversations; what belongs to one lives in its session."""
+    """One remote environment for all conversations; the state of each is in its session."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class RemoteEnvironment(Participant):
     async def _post(
         self, path: str, body: Mapping[str, Any], session_id: str = "", retry: bool = False
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """The answer's JSON object and headers; starts are tried again, actions are not (they are not repeatable)."""
+        """The answer's JSON object and headers; starts are retried, actions not, because they cannot be repeated."""
         headers = {"session_id": session_id} if session_id else {}
         try:
             return await self.client.request("POST", path, body, headers=headers, repeat="any" if retry else "never")
         except AttemptError as error:
-            # An action on which the connection breaks may have brought the server down; one that never came cannot.
+            # If the connection breaks during an action, the action may have crashed the server; an unsent one cannot.
             lost = error.reason == "connection" and error.begun and not retry
             raise RemoteError(path, "crashed" if lost else error.reason) from error
 
     async def start(self, conversation: Conversation) -> None:
-        """Open the remote session; what it opens with is said."""
+        """Open the remote session, and say its opening messages."""
         meta = conversation.row.meta
         if self.protocol == "instance":
             answer, _ = await self._post("/start_instance", {"instance_hash": meta["instance_hash"]}, retry=True)
@@ -84,7 +84,7 @@ class RemoteEnvironment(Participant):
         conversation.session[KEY] = {**state, "known": len(conversation.turns)}
 
     async def observe(self, conversation: Conversation) -> Observation:
-        """What comes back for the last turn."""
+        """The server's answer to the last turn."""
         state = conversation.session[KEY]
         if self.protocol == "instance":
             body = {"sid": state["id"], "content": last_reply(conversation)}
@@ -92,7 +92,7 @@ class RemoteEnvironment(Participant):
             text = next((str(answer[key]) for key in ("content", "observation", "output") if answer.get(key)), "")
             messages: tuple[Message, ...] = (Message("user", text),) if text else ()
         else:
-            # The server keeps the conversation: it is sent what was said since it spoke last, and nothing twice.
+            # The server keeps the conversation: only what was said since its last message is sent.
             body = {"messages": [message.to_dict() for message in conversation.messages[state["known"] :]]}
             answer, _ = await self._post("/interact", body, state["id"])
             messages = messages_from(answer.get("messages") or [])
@@ -125,7 +125,7 @@ class RemoteEnvironment(Participant):
 
 
 def session_name(conversation: Conversation) -> str:
-    """An id of our own for a session that the server does not name: no other conversation of a run has it."""
+    """Our own id for a session that the server does not name; it is unique in a run."""
     return f"{derive_seed(conversation.seed, conversation.key):016x}"
 
 

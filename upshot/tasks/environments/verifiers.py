@@ -70,10 +70,10 @@ class VerifiersTask(Task):
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:
-        named = {f"{self.env}-{task.data.idx}": task for task in self._environment.taskset.take(self._limit)}
-        if not named:
+        tasks_by_id = {f"{self.env}-{task.data.idx}": task for task in self._environment.taskset.take(self._limit)}
+        if not tasks_by_id:
             raise UserError(f"task 'verifiers', env '{self.env}': its taskset is empty")
-        return named
+        return tasks_by_id
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
@@ -92,7 +92,7 @@ class VerifiersTask(Task):
         """One rollout of the environment: the sum of its rewards, missing where it failed."""
         import verifiers.v1 as vf
 
-        # Its client sends a key of its own as the bearer's; ours comes by the other header.
+        # Its client sends its own key as the bearer's; ours is sent in the other header.
         client = vf.EvalClientConfig(
             base_url=episode.base_url, api_key_var="UPSHOT_NO_KEY", headers={"x-api-key": episode.api_key}
         )
@@ -108,10 +108,10 @@ class VerifiersTask(Task):
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Have what episodes share (tool servers, verifiers' own proxy) up from the first of a step to the last.
+        """Keep what episodes share (tool servers, verifiers' own proxy) running while any episode of a step is played.
 
-        Its proxy keeps a client for every address until it is taken down, and every episode has an address of its own:
-        a run that left it up would grow by a megabyte an episode.
+        Its proxy keeps a client for every address until it is stopped, and every episode has its own address: if it
+        kept running, the run would grow by a megabyte per episode.
         """
         async with self._gate:
             if not self._playing:
@@ -127,6 +127,6 @@ class VerifiersTask(Task):
 
 
 def _opening(data: Any) -> tuple[Message, ...]:
-    """What the policy will be shown first; the environment itself shows it."""
+    """The first messages to the policy; the environment itself sends them."""
     texts = {"system": data.system_prompt, "user": data.prompt_text}
     return tuple(Message(role, text) for role, text in texts.items() if text)

@@ -1,7 +1,8 @@
-"""Ask a model for a JSON object, check what comes back, and ask again where it cannot be used.
+"""Asks a model for a JSON object, checks the answer, and asks again if it cannot be used.
 
-A fatal flaw that stays (no JSON, a rating out of range) raises `ModelCallError` with the flaw as its reason. A bearable
-one (a user that talks like an assistant) is kept after the last attempt, and counted.
+A fatal flaw that remains (no JSON, a rating out of range) raises `ModelCallError` with the flaw as its reason. An
+answer with a tolerable one (a user that talks like an assistant) is accepted after the last attempt, and the flaw is
+counted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from upshot.tasks.participants.templates import render
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Why an answer is not good enough."""
+    """Why an answer cannot be used as it is."""
 
     code: str
     """Short, countable and stable."""
@@ -30,7 +31,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The values a model gave, and the flaws of the attempts it took."""
+    """The values of a model's answer, and the flaws of the attempts before it."""
 
     values: Mapping[str, Any]
     flaws: tuple[str, ...] = field(default=())
@@ -49,9 +50,9 @@ async def ask(
     repairs: int = 2,
     flaws: list[str] | None = None,
 ) -> ModelAnswer:
-    """The model's answer as an object; up to `repairs` times asked again, with what was wrong.
+    """The model's answer as an object; the model is asked again, with the flaw, up to `repairs` times.
 
-    A list given as `flaws` is filled as they occur, so that they are known when the call fails, too.
+    The list `flaws`, if given, is filled as flaws occur, so that they are known even if the call fails.
     """
     seen: list[str] = flaws if flaws is not None else []
     messages = [Message("user", prompt)]
@@ -76,7 +77,7 @@ async def ask(
 
 
 def read_answer(text: str, finish: str, check: Check, alone: bool) -> tuple[Mapping[str, Any], Flaw | None]:
-    """The object in a completion and what is wrong with it; `alone`: several that could be the answer are wrong."""
+    """The object in a completion, and its flaw, if it has one; `alone`: several possible answers are a flaw."""
     try:
         objects = json_objects(text)
     except ValueError as error:

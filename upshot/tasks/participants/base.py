@@ -1,7 +1,7 @@
 """A participant answers the policy: a simulated user, an environment, a tool.
 
-One participant object serves all conversations at once, so it keeps no state of its own: whatever belongs to a
-conversation lives in `conversation.session`, `.row` and `.rng`.
+One participant object serves all conversations at once, so it has no state: everything that belongs to a conversation
+is in `conversation.session`, `.row` and `.rng`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Participant(Helper, ABC):
         """Answer the policy's last turn."""
 
     async def end(self, conversation: Conversation) -> None:
-        """Finish the session; a final score of the environment's own goes to `conversation.score`."""
+        """Finish the session; an environment writes its final score to `conversation.score`."""
 
 
 class User(Participant):

@@ -1,11 +1,11 @@
-"""Dual control: policy and user each have tools of their own, over one state that belongs to the conversation.
+"""Dual control: policy and user have separate tools for one state that belongs to the conversation.
 
-The state is begun from the row, lives in `conversation.session` (so forks copy it) and can be made again from what was
-done (`session['acts']`), which is how a finished run is scored again. A call that is refused (`ValueError`) changes
-nothing; any other exception of a tool makes the future missing. What the user does is not shown to the policy: it
-stands in the acts, and in the note of the user's turn.
+The state is made from the row, is kept in `conversation.session` (so forks copy it), and can be made again from the
+tool calls so far (`session['acts']`); a finished run is scored again in this way. A call that is refused (`ValueError`)
+changes nothing; any other exception of a tool makes the future missing. The user's calls are not shown to the policy:
+they are in the acts, and in the note of the user's turn.
 
-Who takes turns when is not decided here: a `DualControl` is one more participant of the one turn-taking loop.
+Turn-taking is not decided here: a `DualControl` is an ordinary participant of the one loop that takes turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_ACTS = 16
 
 
 class RuleBroken(Exception):
-    """The simulated user did what it may not; nothing can be learned from how that went on."""
+    """The simulated user broke a rule; nothing can be learned from the rest of the conversation."""
 
     reason = Reason.USER_RULES
 
@@ -44,14 +44,14 @@ class StateTool(Tool):
         self.function, self.state, self.ends = function, state, ends
 
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
-        """The function's answer; its changes count from then on, or not at all where it raises."""
+        """The function's answer; its changes apply from then on, or not at all if it raises."""
         changed = copy.deepcopy(self.state.of(conversation))
         answer = self.apply(changed, arguments)
         conversation.session[STATE] = changed
         return answer
 
     def apply(self, state: Any, arguments: Mapping[str, Any]) -> str:
-        """Work on a state as it is."""
+        """Call the function on a state, which it changes in place."""
         values = {name: str(arguments[name]) for name in self.parameters}
         return limit_call_now(self.function, self.function, state, **values)
 
@@ -76,7 +76,7 @@ class SharedState:
         self.user = ToolEnvironment([StateTool(one, self, one in ends) for one in user], by="user")
 
     def of(self, conversation: Conversation) -> Any:
-        """The conversation's state: begun where nothing was done yet, made again where only the acts are known."""
+        """The conversation's state: new if nothing was done yet, made again if only the acts are known."""
         if STATE not in conversation.session:
             state = copy.deepcopy(self.begin(conversation.row))
             for act in conversation.session.get(ACTS, ()):
@@ -95,15 +95,15 @@ class DualControl(Participant):
     tools: Participant
 
     def answers_calls(self, row: Row | None = None) -> bool:
-        """Where its tools do."""
+        """If its tools do."""
         return self.tools.answers_calls(row)
 
     async def start(self, conversation: Conversation) -> None:
-        """As the user begins."""
+        """Start as the user does."""
         await limit_call(self.user, self.user.start, conversation)
 
     async def observe(self, conversation: Conversation) -> Observation:
-        """The tools' answers where the policy called any, else the user's words."""
+        """The tools' answers if the policy called any, else the user's words."""
         last = conversation.last("assistant")
         calls = last is not None and last == conversation.turns[-1].message and calls_of(last)
         tools = calls and self.tools.answers_calls(conversation.row)
@@ -111,7 +111,7 @@ class DualControl(Participant):
         return await limit_call(who, who.observe, conversation)
 
     async def end(self, conversation: Conversation) -> None:
-        """As the user ends, and with it what the tools opened for the conversation when they were called."""
+        """End the user's session, and what the tools opened for the conversation when they were called."""
         try:
             await limit_call(self.user, self.user.end, conversation)
         finally:
@@ -136,7 +136,7 @@ class DualControl(Participant):
 
 
 def with_tools(user: Participant, environment: Participant | None) -> Participant:
-    """A user beside whom the task's tools answer the policy's calls, where its environment is tools of any rows."""
+    """A user together with the task's tools, which answer the policy's calls; the user alone if the task has none."""
     return DualControl(user, environment) if environment is not None and environment.answers_calls() else user
 
 

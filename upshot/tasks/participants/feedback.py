@@ -1,4 +1,4 @@
-"""Environments that need nothing but the conversation: feedback on what is wrong with a reply."""
+"""An environment that needs only the conversation: feedback on what is wrong with a reply."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Fault:
 
 
 Review = Callable[[Conversation], Fault | None]
-"""Looks at the policy's last turn; None when there is nothing to say."""
+"""Checks the policy's last turn; None if nothing is wrong."""
 
 
 @dataclass(eq=False)
 class Feedback(Participant):
-    """Tells the policy what is wrong, as a user message; done when nothing is.
+    """Tells the policy what is wrong, as a user message; done if nothing is.
 
     Counts per conversation: '<kind>_errors' (a turn with that fault), 'feedback' (a turn that answers feedback) and
     'feedback_used' (such a turn in which that fault is gone), both also by kind: '<kind>_feedback', '…_used'. The kinds
-    matter: the easy ones vanish first, so the overall share can fall while each kind is heeded more.
+    matter: the easy ones disappear first, so the overall share can fall although each kind is corrected more often.
     """
 
     review: Review

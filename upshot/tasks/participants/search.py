@@ -36,9 +36,9 @@ class Corpus:
         """The passages that fit a query best; ties go to the earlier passage."""
         words = dict.fromkeys(re.findall(r"\w+", _utf8(query[:1000]).lower()))
         # Quoted, a word is never an operator of SQLite's query language.
-        asked = " OR ".join(f'"{word}"' for word in words if not _STOP.fullmatch(word))
+        query_text = " OR ".join(f'"{word}"' for word in words if not _STOP.fullmatch(word))
         ranked = "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY rank, rowid LIMIT ?"
-        rows = self._index.execute(ranked, (asked, count)) if asked else ()
+        rows = self._index.execute(ranked, (query_text, count)) if query_text else ()
         return [self.passages[number] for (number,) in rows]
 
 

@@ -1,7 +1,7 @@
-"""What a model is shown: prompt templates (files beside this one, or your own by path), and conversations as lines.
+"""Texts for models: prompt templates (files beside this one, or your own by path), and conversations as lines.
 
-What somebody says keeps its place in a prompt: a line that begins like another speaker's is quoted (`> User: …`), and
-the tag that closes what a value stands in (`<conversation>{{ conversation }}</conversation>`) is written `<\\/…`.
+A speaker's words cannot pose as somebody else's in a prompt: a line that begins like another speaker's is quoted
+(`> User: …`), and a value between tags cannot close its tag (`</conversation>` becomes `<\\/conversation>`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _compile(name: str) -> tuple[Any, dict[str, str]]:
     """A template, and the tag around each of its values that stands between tags."""
     from jinja2 import Environment, StrictUndefined
 
-    # Values are data, never templates: nothing a model says is rendered a second time.
+    # Values are data, never templates: what a model says is not rendered again.
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
     source = template_source(name)
     enclosed = re.findall(r"<(\w+)>\s*\{\{\s*(\w+)\s*\}\}", source)
@@ -73,5 +73,5 @@ def as_text(value: Any) -> str:
 
 
 def task_of(conversation: Conversation, fallback: str) -> str:
-    """What the conversation is about, in the row's own words (`task_desc`) where it has any."""
+    """What the conversation is about: the row's `task_desc`, if it has one."""
     return str(conversation.row.meta.get("task_desc") or fallback)

@@ -29,9 +29,9 @@ CALLING = (
 )
 """What a system prompt says before the definitions of tools."""
 MAX_CALLS = 8
-"""Calls of one turn that are answered; more are refused in words."""
+"""Most calls of one turn that are answered; further ones are refused with a message."""
 ACTS = "acts"
-"""The key of a conversation's session under which its tool calls are written down."""
+"""The key of a conversation's session under which its tool calls are recorded."""
 MAX_ANSWER = 4000
 """Characters of a tool's answer; the rest is cut, visibly."""
 
@@ -47,16 +47,16 @@ class ToolRequest:
 
 
 class Tool(ABC):
-    """Something the policy may call. One object serves all conversations."""
+    """A tool that the policy may call. One object serves all conversations."""
 
     name = ""
     description = ""
     parameters: Mapping[str, str] = {}
     """Argument names and what they mean; all are texts and required."""
     schema: Mapping[str, Any] | None = None
-    """The JSON schema of the arguments; None: it is made of `parameters`."""
+    """The JSON schema of the arguments; None: it is made from `parameters`."""
     ends: bool = False
-    """Whether a call that goes well ends the conversation."""
+    """Whether a successful call ends the conversation."""
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -68,14 +68,14 @@ class Tool(ABC):
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], conversation: Conversation) -> str:
-        """The tool's answer; raises `ValueError` with a message for the policy when the arguments make no sense."""
+        """The tool's answer; raises `ValueError` with a message for the policy if the arguments make no sense."""
 
     async def aclose(self) -> None:
-        """Release what all conversations shared."""
+        """Release what all conversations share."""
 
 
 class Calculator(Tool):
-    """Exact arithmetic on + - * / and parentheses; nothing that could blow up."""
+    """Exact arithmetic with + - * / and parentheses; nothing whose result could be huge."""
 
     name = "calculator"
     description = "Evaluate an arithmetic expression of numbers, + - * / and parentheses."
@@ -114,7 +114,7 @@ class Python(Tool):
     parameters: Mapping[str, str] = {"code": "the program"}
 
     def __init__(self, sandbox: Any = "local", cpu_seconds: float = 5.0) -> None:
-        """sandbox: a CodeRunner, or where to connect to when the first program comes."""
+        """sandbox: a CodeRunner, or where to connect to for the first program."""
         self._owned = isinstance(sandbox, str)
         self._sandbox = connect(sandbox) if isinstance(sandbox, str) else sandbox
         self.cpu_seconds = cpu_seconds
@@ -125,7 +125,7 @@ class Python(Tool):
 
         result = await self._sandbox.run(str(arguments["code"]), limits=Limits(cpu_seconds=self.cpu_seconds))
         if str(result.outcome) == "sandbox_fault":
-            raise RuntimeError(f"sandbox_fault: {result.detail}")  # the episode is missing, the policy is not to blame
+            raise RuntimeError(f"sandbox_fault: {result.detail}")  # the episode is missing; the policy did not cause it
         errors = f"\n[stderr] {result.stderr[-1000:]}" if result.stderr else ""
         ending = "" if str(result.outcome) == "passed" else f"\n[{result.outcome}]"
         return (result.stdout + errors + ending).strip() or "(no output)"
@@ -152,10 +152,10 @@ def make_tools(names: Sequence[str], corpus: str = "", sandbox: str = "local", r
 
 
 class ToolEnvironment(Participant):
-    """Answers the calls of a turn, all at once; done when a turn has none, or when a tool that ends it was called.
+    """Answers all calls of a turn at once; done if a turn has none, or if a tool was called that `ends` it.
 
-    Counts 'tool_calls' and 'tool_errors'. `role` is 'tool', or 'user' for chat templates that know no tool role. What
-    was done is also written down in the conversation's own `session['acts']`, with whose tools they are (`by`).
+    Counts 'tool_calls' and 'tool_errors'. `role` is 'tool', or 'user' for chat templates without a tool role. The calls
+    are also recorded in `session['acts']` of the conversation, with the owner of the tools (`by`).
     """
 
     def __init__(
@@ -169,11 +169,11 @@ class ToolEnvironment(Participant):
         return [tool.definition for tool in self.tools.values()]
 
     def describe(self) -> str:
-        """The tools and how to call them, for a prompt whose template does not show them."""
+        """The tools and how to call them, for prompts whose template does not show them."""
         return "\n".join([CALLING, *(json.dumps(tool["function"]) for tool in self.definitions())])
 
     def answers_calls(self, row: Row | None = None) -> bool:
-        """That is what it does."""
+        """Always."""
         return True
 
     async def observe(self, conversation: Conversation) -> Observation:
@@ -184,16 +184,15 @@ class ToolEnvironment(Participant):
             return Observation(done=True, reason="answered")
         acts = await self.act(calls, conversation)
         messages = tuple(self._message(call, act["answer"]) for call, act in zip(calls, acts, strict=True))
-        errors = sum(not act["good"] for act in acts)
         return Observation(
             messages,
             done=any(act["good"] and self.tools[act["name"]].ends for act in acts),
             reason=self.by,
-            metrics={"tool_calls": float(len(calls)), "tool_errors": float(errors)},
+            metrics={"tool_calls": float(len(calls)), "tool_errors": float(sum(not act["good"] for act in acts))},
         )
 
     async def act(self, calls: Sequence[ToolRequest], conversation: Conversation) -> list[dict[str, Any]]:
-        """Answer calls and write them down: {by, name, arguments, answer, good} each, in their order."""
+        """Answer calls and record them in their order, each as {by, name, arguments, answer, good}."""
         answers = await asyncio.gather(*(self._answer(call, conversation) for call in calls[:MAX_CALLS]))
         answers += [("too many calls in one turn", False)] * len(calls[MAX_CALLS:])
         acts = [
@@ -217,8 +216,7 @@ class ToolEnvironment(Participant):
         if missing := [key for key in tool.parameters if key not in call.arguments]:
             return f"error: '{call.name}' needs the argument '{missing[0]}'", False
         try:
-            work = limit_call(tool, tool.call, call.arguments, conversation)
-            text = await asyncio.wait_for(work, self.seconds)
+            text = await asyncio.wait_for(limit_call(tool, tool.call, call.arguments, conversation), self.seconds)
         except TimeoutError:
             return f"error: no answer within {self.seconds or 0:g} s", False
         except ValueError as error:
@@ -233,14 +231,14 @@ class ToolEnvironment(Participant):
 def calls_of(message: Message) -> list[ToolRequest]:
     """The tool calls of an assistant message, parsed or in its text."""
     if message.tool_calls:
-        named = [(call.get("function") or {}, str(call.get("id") or "")) for call in message.tool_calls]
+        calls = [(call.get("function") or {}, str(call.get("id") or "")) for call in message.tool_calls]
     else:
-        named = [(body, "") for body in _CALL.findall(message.content[-200_000:])]
-    return [_request(call, identity or f"call_{number}") for number, (call, identity) in enumerate(named)]
+        calls = [(body, "") for body in _CALL.findall(message.content[-200_000:])]
+    return [_request(call, identity or f"call_{number}") for number, (call, identity) in enumerate(calls)]
 
 
 def _request(call: Any, identity: str) -> ToolRequest:
-    """A call of `name` and `arguments`, each an object or its JSON; what is wrong with it is its fault."""
+    """A call with `name` and `arguments`, each an object or its JSON; if it is invalid, `fault` says why."""
     function, fault = _object(call, "call is")
     name = str(function.get("name", ""))
     if fault:

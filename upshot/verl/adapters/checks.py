@@ -13,8 +13,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from upshot.config.recipe import Recipe
+from upshot.run.checks import refuse
 from upshot.run.checks.context import Finding
-from upshot.verl.checks import refuse, requirements_of
+from upshot.verl.checks import requirements_of
 from upshot.verl.checks.node import IMPORT_S, NodeRequirements, check_node, write_mark
 from upshot.verl.checks.resources import Node, compare_needs, find_needs
 from upshot.verl.helpers import count_gpus
@@ -43,11 +44,10 @@ def nodes_of() -> list[Node]:
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
-    alive = [node for node in ray.nodes() if node["Alive"]]
     return [
         Node(node["NodeManagerHostname"], resources.get("CPU", 0.0), resources.get("GPU", resources.get("NPU", 0.0)))
-        for node in alive
-        if (resources := free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"] and (resources := free.get(node["NodeID"], {}))
     ]
 
 
@@ -66,17 +66,17 @@ def _other_run() -> Iterator[Finding]:
 def _everywhere(wanted: NodeRequirements) -> Iterator[Finding]:
     """Check all nodes at the same time; on this node the plug-ins were imported before Ray was started."""
     here = ray.get_runtime_context().get_node_id()
-    asked = {}
+    names = {}
     for node in ray.nodes():
         if node["Alive"]:
             wants = replace(wanted, plugins=()) if node["NodeID"] == here else wanted
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             probe = ray.remote(num_cpus=0, max_retries=0)(check_node).options(scheduling_strategy=where).remote(wants)
-            asked[probe] = node["NodeManagerHostname"]
-    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=2 * IMPORT_S)
-    yield from (Finding(f"node {asked[probe]}: no answer within {2 * IMPORT_S:.0f} s") for probe in late)
+            names[probe] = node["NodeManagerHostname"]
+    done, late = ray.wait(list(names), num_returns=len(names), timeout=2 * IMPORT_S)
+    yield from (Finding(f"node {names[probe]}: no answer within {2 * IMPORT_S:.0f} s") for probe in late)
     for probe in done:
         try:
-            yield from (Finding(f"node {asked[probe]}: {problem}") for problem in ray.get(probe))
+            yield from (Finding(f"node {names[probe]}: {problem}") for problem in ray.get(probe))
         except RayError as error:
-            yield Finding(f"node {asked[probe]}: {str(error).strip().splitlines()[-1]}; is upshot installed there?")
+            yield Finding(f"node {names[probe]}: {str(error).strip().splitlines()[-1]}; is upshot installed there?")

@@ -62,17 +62,17 @@ class UpshotLoop(AgentLoopBase):  # type: ignore[misc]
         score = reply.reward.total.value or 0.0
         rows = trajectories_of(reply, filler, worker.recipe.train.trains_every_fork, maybe=True)
         return [
-            _output(one, score, extra if not number else {**extra, REPLY: b""}, started, len(reply.conversation.turns))
-            for number, one in enumerate(rows if request.trains else rows[:1])
+            _output(part, score, extra if not number else {**extra, REPLY: b""}, started, len(reply.conversation.turns))
+            for number, part in enumerate(rows if request.trains else rows[:1])
         ]
 
 
-def _output(one: Trajectory, score: float, extra: dict[str, Any], started: float, turns: int = 0) -> AgentLoopOutput:
+def _output(part: Trajectory, score: float, extra: dict[str, Any], started: float, turns: int = 0) -> AgentLoopOutput:
     return AgentLoopOutput(
-        prompt_ids=one.prompt_ids,
-        response_ids=one.response_ids,
-        response_mask=one.response_mask,
-        response_logprobs=one.response_logprobs,
+        prompt_ids=part.prompt_ids,
+        response_ids=part.response_ids,
+        response_mask=part.response_mask,
+        response_logprobs=part.response_logprobs,
         reward_score=score,
         num_turns=turns,
         metrics={"generate_sequences": time.perf_counter() - started},
@@ -94,12 +94,11 @@ class Servers:
             raise UserError(describe_death("a rollout server", error)) from error
 
 
-def worker_here(tokenizer: Any, max_context: int, workers: int = 1) -> RolloutWorker:
+def worker_here(tokenizer: Any, max_context: int, workers: int) -> RolloutWorker:
     """The worker of this process, created at the first call; inside Ray it shares the run's budget and limits."""
     path = recipe_path()
     if path not in _workers:
-        inside = ray.is_initialized()
-        client, borrow = (budget_client(), borrow_helper) if inside else (None, None)
+        client, borrow = (budget_client(), borrow_helper) if ray.is_initialized() else (None, None)
         name = f"pid {os.getpid()} on {os.uname().nodename}"
         _workers[path] = RolloutWorker(recipe_here(), tokenizer, max_context, client, name, workers, borrow)
     return _workers[path]

@@ -65,12 +65,12 @@ def oversee(start: Callable[[], Any], config: Any) -> Any:
     gone, ended, looked = budget.wait_for_ever.remote(), False, time.monotonic()
     say, patience = partial(print, flush=True), Patience.of(config)
     watchdog = Watchdog(folder / LOG, folder / METRICS, lambda: find_waits(budget), say, patience)
-    asked: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     run = start()
     try:
         while True:
-            if asked:
+            if signals:
                 budget.ask_to_stop.remote()
             done, _ = ray.wait([run, gone], num_returns=1, timeout=LOOK_S)
             if run in done:
@@ -130,8 +130,8 @@ def find_waits(budget: Any) -> list[str]:
         lines = [f"the budget's actor does not answer ({type(error).__name__})"]
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     demands = status.resource_demands.ray_task_actor_demand
-    asked = [(each.bundle, each.count) for demand in demands for each in demand.bundles_by_count]
-    lines += describe_demands(list(placement_group_table().values()), asked)
+    requests = [(each.bundle, each.count) for demand in demands for each in demand.bundles_by_count]
+    lines += describe_demands(list(placement_group_table().values()), requests)
     pending = [actor for actor in actors().values() if actor["State"] in ("PENDING_CREATION", "DEPENDENCIES_UNREADY")]
     lines += [f"actor {actor['Name'] or actor['ActorClassName']} is {actor['State']}" for actor in pending]
     free, whole = ray.available_resources(), ray.cluster_resources()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -20,18 +21,13 @@ def report_phases(trainer: Trainer) -> Trainer:
     return trainer
 
 
-def _announce(does: Callable[..., Any], phase: str) -> Callable[..., Any]:
-    @wraps(does)
+def _announce(method: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    """A method that first reports its phase, without waiting for an answer."""
+
+    @wraps(method)
     def announced(*args: Any, **named: Any) -> Any:
-        tell_phase(phase)
-        return does(*args, **named)
+        with suppress(UserError):  # without the actor, the driver ends the run by itself
+            find_budget().set_phase.remote(phase)
+        return method(*args, **named)
 
     return announced
-
-
-def tell_phase(phase: str) -> None:
-    """Report a phase without waiting for an answer."""
-    try:
-        find_budget().set_phase.remote(phase)
-    except UserError:  # without it the driver ends the run by itself
-        return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import suppress
 from typing import Any
 
 from ray._private.node import Node
@@ -51,9 +52,7 @@ def be_patient() -> None:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("", port))
         return True
+    return False

@@ -53,11 +53,19 @@ class PlayedRollouts:
         self._tags: dict[str, Any] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's rows of a step, once all are played. Rows that train nothing are removed after they were read."""
+        """verl's rows of a step, once all are played: those that train something or, in validation, have a reward."""
         self.of_key, self.places, self._tags = {}, {}, {}
         groups, logs = self.read(global_steps, partition_id, batch_size)
-        self.groups[partition_id] = self.play_on(groups) if partition_id == "train" else groups
-        return self._keep_trained(partition_id), logs
+        if partition_id == "train":
+            groups = self.play_on(groups)
+            counted = set(self.places)
+        else:
+            counted = {key for key, reply in self.of_key.items() if not reply.reward.total.is_missing}
+        self.groups[partition_id] = groups
+        played = {id(reply) for group in groups for reply in group}
+        kept = [key for key, reply in self.of_key.items() if key in counted and id(reply) in played]
+        self.places = {key: self.places[key] for key in kept if key in self.places}
+        return self._keep(list(self.of_key), kept, partition_id), logs
 
     def source(self, key: str) -> Rollout | Branch:
         """The reply, or the branch, that a row holds."""
@@ -90,29 +98,18 @@ class PlayedRollouts:
         """The rows of a batch, now that the groups are compared, without those that train nothing."""
         replies = [reply for group in self.groups["train"] for reply in group]
         trained = {(id(place.source), place.stop) for reply in replies for place in places_of(reply, self.alone)}
-        gone = [key for key, place in self.places.items() if (id(place.source), place.stop) not in trained]
-        self.places = {key: place for key, place in self.places.items() if key not in set(gone)}
+        gone = {key for key, place in self.places.items() if (id(place.source), place.stop) not in trained}
         if not gone:
             return batch
-        kept = [key for key in batch.keys if key not in set(gone)] or list(batch.keys)[:1]
-        tq.kv_clear(keys=[key for key in gone if key not in kept], partition_id=batch.partition_id)
-        return KVBatchMeta(partition_id=batch.partition_id, keys=kept, tags=[self._tags[key] for key in kept])
+        self.places = {key: place for key, place in self.places.items() if key not in gone}
+        return self._keep(batch.keys, [key for key in batch.keys if key not in gone], batch.partition_id)
 
-    def _keep_trained(self, partition_id: str) -> KVBatchMeta:
-        """The rows that train something or, in validation, have a reward; at least one, because verl needs a batch."""
-        there = {id(reply) for group in self.groups[partition_id] for reply in group}
-        kept = [key for key, reply in self.of_key.items() if id(reply) in there and self._counts(key, partition_id)]
-        self.places = {key: self.places[key] for key in kept if key in self.places}
-        kept = kept or list(self.of_key)[:1]
-        gone = [key for key in self.of_key if key not in set(kept)]
-        if gone:
+    def _keep(self, keys: list[str], kept: list[str], partition_id: str) -> KVBatchMeta:
+        """The batch of the rows `kept`, at least one because verl needs a batch; the other `keys` are removed."""
+        kept = kept or keys[:1]
+        if gone := sorted(set(keys) - set(kept)):
             tq.kv_clear(keys=gone, partition_id=partition_id)
         return KVBatchMeta(partition_id=partition_id, keys=kept, tags=[self._tags[key] for key in kept])
-
-    def _counts(self, key: str, partition_id: str) -> bool:
-        if partition_id == "val":
-            return not self.of_key[key].reward.total.is_missing
-        return key in self.places
 
 
 def _session(key: str) -> tuple[str, int]:

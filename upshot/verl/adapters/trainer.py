@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -181,9 +182,8 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
 
     def _read_measures(self, batch: KVBatchMeta) -> dict[int, BatchRow]:
         """The rows by their places, with the numbers that verl computed for them, without verl's padding rows."""
-        wanted = ["old_log_probs", *(["ref_log_prob"] if self.use_reference_policy else [])]
-        wanted += ["values"] if self.use_critic else []
-        wanted += ["entropy"] if self.recipe.train.entropy else []
+        used = (True, self.use_reference_policy, self.use_critic, self.recipe.train.entropy > 0)
+        wanted = list(compress(COMPUTED, used))
         fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=wanted)
         measures = [[one.tolist() for one in fields[name].unbind()] if name in wanted else [] for name in COMPUTED]
         out: dict[int, BatchRow] = {}
@@ -193,15 +193,13 @@ class LocalLearning(PPOTrainer):  # type: ignore[misc]
                 out[at] = BatchRow(self.replies.source(key), int(tag["seq_len"]), *row)
         return out
 
+    # Without a single token to train, verl's means would be 0/0.
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._update_actor(batch, metrics) if self._teaches() else batch
+        return super()._update_actor(batch, metrics) if self.replies.places else batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._update_critic(batch, metrics) if self._teaches() else batch
-
-    def _teaches(self) -> bool:
-        """Whether any token of the step is trained; without one, verl's means would be 0/0."""
-        return bool(self.replies.places)
+        return super()._update_critic(batch, metrics) if self.replies.places else batch
 
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from upshot.config.layers import COMMAND_LINE
-from upshot.config.model_spec import HTTP, ModelSpec
+from upshot.config.model_spec import HTTP
 from upshot.config.recipe import Recipe
 from upshot.models.local import local_path
-from upshot.run.checks import data, helpers, learning, output, prompts, refuse, run_check
+from upshot.run.checks import data, helpers, learning, output, prompts, run_check
 from upshot.run.checks.context import Check, CheckContext, Finding
 from upshot.verl.checks import resources
 from upshot.verl.checks.node import NodeRequirements, check_node
@@ -24,8 +24,6 @@ from upshot.verl.helpers import count_gpus
 from upshot.verl.paths import list_paths
 from upshot.verl.plan import VerlPlan
 from upshot.verl.table import CRITIC, MODEL
-
-__all__ = ["find", "refuse", "requirements_of"]
 
 SAME: Sequence[Check] = (output.check, data.check, learning.check, prompts.check, helpers.check)
 """Checks of local mode that hold here as well; devices, memory and trackers are verl's."""
@@ -44,26 +42,23 @@ def find(recipe: Recipe, plan: VerlPlan, offline: bool = False, resumed: bool = 
 
 def requirements_of(recipe: Recipe, read: resources.Read, folder: str) -> NodeRequirements:
     """What every node must have for a recipe and verl's config."""
-    environment = os.environ
     return NodeRequirements(
         model=local_path(recipe.model.path) if recipe.model.path else "",
         folder=folder,
         files=tuple(list_paths(recipe)),
         endpoints=tuple(endpoints_of(recipe)),
         keys=tuple(sorted({spec.api_key_env for spec in recipe.needed_models.values() if spec.api_key_env})),
-        plugins=tuple(plugins_of(read, environment.get(EXTERNAL, ""))),
-        environment={"PYTHONPATH": os.pathsep.join([*recipe.code, environment.get("PYTHONPATH", "")])},
+        plugins=tuple(plugins_of(read, os.environ.get(EXTERNAL, ""))),
+        environment={"PYTHONPATH": os.pathsep.join([*recipe.code, os.environ.get("PYTHONPATH", "")])},
     )
 
 
 def endpoints_of(recipe: Recipe) -> list[str]:
     """The addresses that workers call."""
-    out: list[str] = []
-    for role, spec in recipe.models.items():
-        url = ModelSpec.parse(spec, f"models.{role}").url
-        many = [url] if isinstance(url, str) else list(url or ())
-        out += [address for address in many if address.startswith(HTTP)]
-    return list(dict.fromkeys([*out, *helpers.list_servers(recipe).values()]))
+    urls = [spec.url for spec in recipe.models.values() if spec.url]
+    all_addresses = [address for url in urls for address in ([url] if isinstance(url, str) else url)]
+    addresses = [address for address in all_addresses if address.startswith(HTTP)]
+    return list(dict.fromkeys([*addresses, *helpers.list_servers(recipe).values()]))
 
 
 def plugins_of(read: resources.Read, environment: str) -> list[str]:
@@ -82,7 +77,7 @@ def _here(recipe: Recipe, plan: VerlPlan) -> Iterator[Finding]:
     if importlib.util.find_spec("verl") is None:
         yield Finding("--engine verl needs verl: pip install -e '.[verl]'")
         return
-    version = next((one.version for one in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
+    version = next((dist.version for dist in importlib.metadata.distributions(name="verl")), VERL)  # none: a checkout
     if not version.startswith(VERL):
         yield Finding(f"verl {version} is installed; we have run {VERL}x (docs/cluster-nodes.md)", fatal=False)
     from upshot.verl.adapters.composing import find_fault

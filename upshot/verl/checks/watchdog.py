@@ -37,32 +37,28 @@ class Patience:
         return cls(**{name: settings[name] for name in known & set(settings)})
 
 
-@dataclass
 class _Sign:
     """A sign of life, and since when it has not changed."""
 
-    look: Callable[[], Any]
-    clock: Callable[[], float]
-    seen: Any = None
-    since: float = 0.0
-    said: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.seen, self.since = self.look(), self.clock()
+    def __init__(self, look: Callable[[], Any], clock: Callable[[], float]) -> None:
+        self.look, self.clock = look, clock
+        self.seen, self.since = look(), clock()
+        self.reported = 0.0
+        """For how long it had not changed when that was reported last."""
 
     def still(self) -> float:
         """Seconds since the last change."""
         now, seen = self.clock(), self.look()
         if seen != self.seen:
-            self.seen, self.since, self.said = seen, now, 0.0
+            self.seen, self.since, self.reported = seen, now, 0.0
         return now - self.since
 
     def due(self, every: float) -> bool:
         """Whether it is time to report this, or to report it again."""
         still = self.still()
-        if still - self.said < every:
+        if still - self.reported < every:
             return False
-        self.said = still
+        self.reported = still
         return True
 
 

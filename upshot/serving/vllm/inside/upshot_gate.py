@@ -46,8 +46,7 @@ class WeightsGate:
     async def _turn(self, scope: Any, send: Any) -> None:
         """GET: the state. POST: close, and wait until no request is in progress; POST ?version: open for it."""
         if scope["method"] == "POST":
-            wanted = scope["query_string"].decode().removeprefix("version=")
-            self.version = wanted or None
+            self.version = scope["query_string"].decode().removeprefix("version=") or None
             if self.version is None:
                 await self.idle.wait()
         await answer(send, 200, {"version": self.version, "busy": self.busy})

@@ -51,10 +51,9 @@ class WeightsWorker:
 
     def upshot_state(self) -> dict[str, Any]:
         """The loaded version, the sum of the model's weights, and the number of workers that share the model."""
-        model = self.model_runner.get_model()
         return {
             "version": getattr(self, "upshot_version", None),
-            "sum": checksum(model.parameters()),
+            "sum": checksum(self.model_runner.get_model().parameters()),
             "workers": int(self.parallel_config.world_size),
             "rank": int(self.rank),
         }
