@@ -49,15 +49,17 @@ def test_a_group_is_flat_if_all_its_replies_score_alike() -> None:
 def test_other_rows_are_played_in_place_of_flat_groups(seed: int, rounds: int, varied: set[str]) -> None:
     ids = list("abcdefghijk")
     groups = [group(name, 0.0, float(name in varied)) for name in "abc"]
-    tried, played = set("abc"), 0
+    tried: set[str] = set("abc")
+    played: list[str] = []
     for number in range(1, rounds + 1):
         flat = [place for place, own in enumerate(groups) if is_replaceable(own)]
         places = other_rows(groups, ids, tried, 0, number, seed)
-        assert len(places) == min(len(flat), 11 - 3 - played), "one for each flat group, while rows are left"
-        played += len(places)
+        assert len(places) == min(len(flat), 11 - 3 - len(played)), "one for each flat group, while rows are left"
+        played += [ids[place] for place in places]
         replace_flat(groups, [group(ids[place], 0.0, float(ids[place] in varied)) for place in places])
     names = [own[0].conversation.row.id for own in groups]
-    assert len(set(names)) == 3 and tried == set("abc") | {name for name in tried if name not in "abc"}
+    assert len(set(names)) == 3
+    assert len(set(played)) == len(played) and tried == {*"abc", *played}, "no row is played twice"
     assert all(
         name == first or (name in varied and first not in varied) for name, first in zip(names, "abc", strict=True)
     )
