@@ -17,31 +17,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+import yaml
+
 from upshot.core.conversation import Message
 from upshot.core.errors import UserError
 from upshot.core.files import expand_home
 from upshot.offline.job import progress
 from upshot.offline.logs.mask import mask
 
-MESSAGES = ("messages", "conversation", "conversations", "turns", "utterances", "dialogue", "traj", "log")
-ROLES = {
-    **dict.fromkeys(("user", "human", "customer", "client", "usr", "visitor"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "bot", "agent", "model", "chatbot", "ai"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "tool_result"), "tool"),
-    **dict.fromkeys(("system", "developer"), "system"),
-}
-USUAL = {
-    "outcome": ["outcome", "rating", "score", "reward", "thumbs", "feedback", "solved", "resolved", "success"],
-    "customer": ["customer", "customer_id", "user_id", "account"],
-    "time": ["time", "timestamp", "created_at", "date"],
-    "kind": ["kind", "category", "topic", "intent", "vertical", "domain", "service"],
-}
+NAMES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text("utf-8"))
+MESSAGES: list[str] = NAMES["messages"]
+USUAL: dict[str, list[str]] = NAMES["fields"]
 """The usual names of each field, for fields that no option names."""
+ROLES = {name: role for role, names in NAMES["roles"].items() for name in names}
+YES, NO = (set(NAMES["outcomes"][value]) for value in (1, 0))
 NESTED = ("metadata", "meta", "info")
 RESULT = "tool_result"
 """The type of a message part that holds a tool's answer."""
-YES = {"good", "up", "thumbs_up", "thumbs up", "yes", "true", "solved", "resolved", "positive", "success", "👍"}
-NO = {"bad", "down", "thumbs_down", "thumbs down", "no", "false", "unsolved", "unresolved", "negative", "failure", "👎"}
 SUFFIXES = (".jsonl", ".json", ".parquet", ".ndjson")
 CHUNK = 1 << 20
 LONGEST_LINE = 64 << 20
@@ -87,6 +79,7 @@ class LogReader:
         self.fields, self.roles = fields, {**ROLES, **roles}
         self.keep_personal, self.quiet = keep_personal, quiet
         self.records = 0
+        """Those that were read, and all that is counted in `unread`."""
         self.unread: Counter[str] = Counter()
         """Records that are not conversations, by reason."""
         self.notes: Counter[str] = Counter()
@@ -115,6 +108,7 @@ class LogReader:
     def count(self, counter: Counter[str], reason: str, place: str) -> None:
         """Count one more for a reason."""
         counter[reason] += 1
+        self.records += counter is self.unread
         places = self.places.setdefault(reason, [])
         if len(places) < PLACES:
             places.append(place)
@@ -175,13 +169,11 @@ class LogReader:
             if not line.endswith("\n") and len(line) == LONGEST_LINE:
                 while (rest := file.readline(LONGEST_LINE)) and not rest.endswith("\n"):
                     position += len(rest)
-                self.records += 1
                 self.count(self.unread, f"line longer than {LONGEST_LINE >> 20} MB", place)
             elif line.strip():
                 try:
                     yield place, position, json.loads(self._mend(line, place))
                 except (ValueError, RecursionError):  # the latter: brackets nested thousands deep
-                    self.records += 1
                     self.count(self.unread, "broken line (not JSON)", place)
 
     def _values(self, file: IO[str], path: Path) -> Iterator[tuple[str, int, Any]]:
@@ -226,12 +218,12 @@ class LogReader:
         return line
 
     def _conversation(self, record: Any, place: str) -> LoggedConversation | None:
-        self.records += 1
         try:
             system, messages = self._messages(record, place)
         except BadRecord as reason:
             self.count(self.unread, str(reason), place)
             return None
+        self.records += 1
         data = record if isinstance(record, dict) else {}
         places = [data, *(data[name] for name in NESTED if isinstance(data.get(name), dict))]
         named = {name: [field] for name, field in self.fields.items() if field}

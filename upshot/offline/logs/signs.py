@@ -17,7 +17,7 @@ from itertools import chain
 from statistics import NormalDist
 from typing import Any
 
-from upshot.offline.logs.read import LoggedConversation
+from upshot.offline.logs.read import NAMES, LoggedConversation
 from upshot.offline.statistics import LEVEL, Estimate, wilson
 from upshot.tasks.users import quality
 
@@ -32,18 +32,10 @@ _CORRECTION = re.compile(
     r"|not what i (asked|meant)|you (misunderstood|did ?n[o']t (answer|understand)))|what do you mean\b",
     re.IGNORECASE,
 )
-_LANGUAGES = {
-    "English": "the and you is what to for it",
-    "German": "der die und ich nicht ist das ein",
-    "French": "le la les et je est pas vous",
-    "Spanish": "el la los que de es por una",
-    "Italian": "il che di non per una sono",
-    "Portuguese": "o que não de para uma com",
-    "Dutch": "de het een en ik niet van",
-}
+_LANGUAGES: dict[str, list[str]] = {name: common.split() for name, common in NAMES["languages"].items()}
 _COMMON = {
-    word: [name for name, common in _LANGUAGES.items() if word in common.split()]
-    for word in " ".join(_LANGUAGES.values()).split()
+    word: [name for name, common in _LANGUAGES.items() if word in common]
+    for word in chain.from_iterable(_LANGUAGES.values())
 }
 """The languages in which a word is common."""
 
