@@ -27,6 +27,8 @@ class TrainingMethod(ABC):
     """Whether it learns from how siblings (replies to a prompt, branches of a fork) differ."""
     value_head = False
     """Whether the learner estimates the value of each token."""
+    reference = False
+    """Whether it always compares the policy with the model that the phase began with."""
     pairs = False
     """Whether an example is a pair of replies, a better and a worse one."""
     imitates = False
@@ -73,7 +75,7 @@ class TrainingMethod(ABC):
 
     def needs_reference(self, config: Any) -> bool:
         """Whether it compares the policy with the model that the phase began with."""
-        return False
+        return self.reference
 
     def check(self, recipe: Any) -> None:
         """Refuse what the method cannot learn with, before any work; it imports no PyTorch."""

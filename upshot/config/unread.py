@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 from upshot.config.method import method_of, methods
 from upshot.config.recipe import Recipe
 
+IDLE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("train.kl.weight", (0,), "train.kl.where train.kl.estimator"),
+    ("train.kl.where", ("reward",), "train.kl.estimator"), ("train.method", ("ppo",), "train.kl.estimator"),
+    ("train.importance.rule", ("none",), "train.importance.level train.importance.low train.importance.high"),
+    ("train.schedule.name", ("constant",), "train.schedule.min_lr"),
+    ("train.loss.name", ("cispo", "reinforce"), "train.clip.low"),
+    ("reward.overlong.rule", ("score", "missing"), "reward.overlong.penalty"),
+    ("reward.malformed.rule", ("score", "missing"), "reward.malformed.penalty"),
+)  # fmt: skip
+"""Keys that nothing reads, after the key and the values of it that make it so."""
+
 
 def describe_unread(recipe: Recipe) -> dict[str, str]:
     """What to say of each key that is set and has no effect, by its path."""
-    train = recipe.train
-    known = {name: method_of(name).reads for name in methods.names()}
-    messages = {}
-    ours = train.method in known  # a method of the user's own may read any key
-    for key in type(train).model_fields if ours else ():
+    method = recipe.train.method
+    known, messages = {name: method_of(name).reads for name in methods.names()}, dict[str, str]()
+    for key in type(recipe.train).model_fields if method in known else ():  # what your own code reads is not known
         readers = ", ".join(name for name, keys in known.items() if key in keys)
-        if readers and key not in known[train.method] and _is_set(train, key):
-            messages[f"train.{key}"] = f"with train.method={train.method}, only with {readers}"
-    for path, section, keys, cause in _idle(recipe):
-        for key in keys.split() if (ours or not path.startswith("train")) and path not in messages else ():
-            if _is_set(section, key):
-                messages[f"{path}.{key}"] = f"with {cause}"
+        if readers and key not in known[method] and _is_set(recipe, f"train.{key}"):
+            messages[f"train.{key}"] = f"with train.method={method}, only with {readers}"
+    for other, values, keys in IDLE:
+        if (value := attrgetter(other)(recipe)) in values and (method in known or other.startswith("reward")):
+            unread = [key for key in keys.split() if key.rpartition(".")[0] not in messages and _is_set(recipe, key)]
+            messages |= dict.fromkeys(unread, f"with {other}={value}")
     return {key: f"{key} has no effect {why}; leave it out" for key, why in messages.items()}
 
 
-def _idle(recipe: Recipe) -> Iterator[tuple[str, Any, str, str]]:
-    """Sections, keys of them that nothing reads, and the value that makes it so."""
-    train = recipe.train
-    kl, value_head = train.kl, method_of(train.method).value_head
-    if not kl.weight:
-        yield "train.kl", kl, "where estimator", "train.kl.weight=0"
-    elif kl.where == "reward" or value_head:
-        cause = f"train.method={train.method}" if value_head else "train.kl.where=reward"
-        yield "train.kl", kl, "estimator", cause
-    if train.importance.rule == "none":
-        yield "train.importance", train.importance, "level low high", "train.importance.rule=none"
-    if train.schedule.name == "constant":
-        yield "train.schedule", train.schedule, "min_lr", "train.schedule.name=constant"
-    if train.loss.name == "reinforce" and not value_head:  # whose value estimates are clipped, too
-        yield "train", train, "clip", "train.loss=reinforce"
-    elif train.loss.name in ("cispo", "reinforce"):
-        yield "train.clip", train.clip, "low", f"train.loss={train.loss.name}"
-    for name, rule in (("overlong", recipe.reward.overlong), ("malformed", recipe.reward.malformed)):
-        if rule.rule != "penalty":
-            yield f"reward.{name}", rule, "penalty", f"reward.{name}.rule={rule.rule}"
-
-
-def _is_set(section: Any, key: str) -> bool:
-    return bool(getattr(section, key) != type(section).model_fields[key].get_default(call_default_factory=True))
+def _is_set(recipe: Recipe, key: str) -> bool:
+    path, _, name = key.rpartition(".")
+    section = attrgetter(path)(recipe)
+    return bool(getattr(section, name) != type(section).model_fields[name].get_default(call_default_factory=True))

@@ -235,8 +235,7 @@ async def _observe(participant: Participant, conversation: Conversation) -> Obse
 
 def _append(conversation: Conversation, observation: Observation) -> None:
     for position, message in enumerate(observation.messages):
-        last = position == len(observation.messages) - 1
-        conversation.say(message, note=observation.note if last else None)
+        conversation.say(message, note=None if observation.messages[position + 1 :] else observation.note)
 
 
 async def catch_failure(play: Awaitable[object], what: str) -> Score | None:

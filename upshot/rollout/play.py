@@ -167,13 +167,8 @@ async def play_reply(
             episode = play_episode(
                 conversation, context.policy, context.environment, context.max_turns, turn_snapshots, context.hear_last
             )
-        try:
-            with at_work("sample"):
-                await episode
-        except UserError:
-            raise
-        except Exception as error:
-            failure = Score.failed(error, "episode")
+        with at_work("sample"):
+            failure = await catch_failure(episode, "episode")
     if failure is not None:
         reply.reward = Reward(failure)
         reply.credit = context.futures.credit_for(reply, reply.reward)

@@ -57,9 +57,6 @@ class Writer:
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS))
     """That the last steps took."""
 
-    def __post_init__(self) -> None:
-        self.alarms = Alarms(credit_rule(self.recipe.credit).trains_futures)
-
     def begin(self, phase: str, steps: int, done: int) -> None:
         """A phase of `steps` steps begins, or continues after `done`."""
         self._seconds.clear()

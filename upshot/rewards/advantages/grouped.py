@@ -140,14 +140,14 @@ def centred(rewards: Values) -> list[float | None]:
 def normalised(rewards: Values) -> list[float | None]:
     """Each reward minus the mean of the group, divided by its (sample) standard deviation."""
     moved = centred(rewards)
-    deviation = _deviation(moved)
-    return [None if a is None else a / deviation for a in moved]
+    scale = deviation(moved) + EPSILON
+    return [None if a is None else a / scale for a in moved]
 
 
-def _deviation(moved: Values) -> float:
-    """The (sample) standard deviation of centred values, with `EPSILON` added."""
+def deviation(moved: Values) -> float:
+    """The (sample) standard deviation of values around 0."""
     present = [a for a in moved if a is not None]
-    return math.sqrt(math.fsum(a * a for a in present) / max(len(present) - 1, 1)) + EPSILON
+    return math.sqrt(math.fsum(a * a for a in present) / max(len(present) - 1, 1))
 
 
 def leave_one_out(rewards: Values) -> list[float | None]:
@@ -165,7 +165,8 @@ def within_groups(
     """Advantages of every span: its combination of parts, compared within the group; divided by the deviation over
     the whole step if `scale_by_step`."""
     groups = list(map(comparable, step))
-    scales = _deviations(groups) if scale_by_step else {}
+    replies = list(chain.from_iterable(groups)) if scale_by_step else []
+    scales = {parts: deviation(centred(sums_of(replies, parts))) + EPSILON for parts in combinations(replies)}
     advantages: Advantages = []
     for group in groups:
         by_parts = {}
@@ -176,19 +177,10 @@ def within_groups(
     return advantages
 
 
-def _deviations(step: Step) -> dict[tuple[str, ...], float]:
-    """The (sample) standard deviation of each combination of parts over all replies of the step."""
-    replies = list(chain.from_iterable(step))
-    every = {parts for group in step for parts in combinations(group)}
-    return {parts: _deviation(centred(sums_of(replies, parts))) for parts in every}
-
-
 @estimators.register("grpo")
 def grpo(step: Step, scale: Literal["group", "step", "none"] = "group") -> Advantages:
     """Centred by the group and divided by its standard deviation; `scale: step` divides by that of the whole step."""
-    if scale == "step":
-        return within_groups(step, centred, scale_by_step=True)
-    return within_groups(step, normalised if scale == "group" else centred)
+    return within_groups(step, normalised if scale == "group" else centred, scale_by_step=scale == "step")
 
 
 @estimators.register("dr-grpo")

@@ -173,8 +173,6 @@ def draw(forks: list[list[Branch]], part: float) -> list[list[Branch]]:
 
     Which ones depends on the conversations' own seeds, so that a resumed run draws the same.
     """
-    if part == 1:
-        return forks
     drawn = [fork for fork in forks if derive_seed(fork[0].conversation.seed, "draw", fork[0].path) < part * 2**63]
     for fork in drawn:
         for branch in fork:

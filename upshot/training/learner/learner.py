@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,19 +79,13 @@ class Learner:
             self.parameters += list(self.value_head.parameters())
         self.ranks = ranks
         """Each reads and learns its share of the data; weights and logs are those of all."""
-        self.optimizer: MasterAdamW | ShardedAdamW
-        if ranks.size > 1:
-            ranks.barrier("learner")
-            self.optimizer = ShardedAdamW(self.parameters, ranks, self._adam)
-        else:
-            self.optimizer = self._adam(self.parameters)
+        ranks.barrier("learner")
+        adam = partial(MasterAdamW, lr=config.lr, config=config.optimizer)
+        self.optimizer = ShardedAdamW(self.parameters, ranks, adam) if ranks.size > 1 else adam(self.parameters)
         self.reference: dict[str, Tensor] = {}
         """What the trained weights were, by name, when the reference was kept."""
         self._rng: dict[str, Any] | None = None
         """The random states before the gradient under way: a checkpoint is of the last optimizer step."""
-
-    def _adam(self, parameters: Sequence[nn.Parameter]) -> MasterAdamW:
-        return MasterAdamW(parameters, self.config.lr, self.config.optimizer)
 
     def keep_reference(self, start: Mapping[str, Tensor] | None = None) -> None:
         """The reference is the model with these trained weights, or with those it has now. Nothing else is kept."""

@@ -56,8 +56,7 @@ class ThroughputMeter:
         self.device = module.device
         embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
         tied = head is not None and head.weight is embedding.weight
-        looked_up = [] if tied else [embedding.weight]
-        multiplied = [p for p in module.parameters() if p.ndim >= 2 and not any(p is other for other in looked_up)]
+        multiplied = [p for p in module.parameters() if p.ndim >= 2 and (tied or p is not embedding.weight)]
         # 2 per weight and token forward, 2 for the gradient of its input, 2 for its own gradient if it is trained.
         self.flops = sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied)
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""

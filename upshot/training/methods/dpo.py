@@ -13,7 +13,7 @@ from upshot.tasks.datasets.records import Preference, read_preferences
 class DPOMethod(TrainingMethod):
     """Pairs of replies from a file."""
 
-    pairs = True
+    pairs = reference = True
     reads = ("data", "dpo")
     best_metric = "eval/loss/dpo"
     evaluates = ("loss/dpo", "dpo/margin", "dpo/accuracy")
@@ -40,10 +40,6 @@ class DPOMethod(TrainingMethod):
         notes = [(same, "have the same reply as chosen and rejected: nothing is learned from them")]
         notes += [(opposed, "contradict another pair, which prefers the other reply")]
         return [f"{count} of {len(pairs)} pairs {what}" for count, what in notes if count]
-
-    def needs_reference(self, config: TrainConfig) -> bool:
-        """Pairs are compared with it."""
-        return True
 
     def explain_empty(self, config: TrainConfig, task: Task) -> str:
         """See `TrainingMethod`."""

@@ -13,6 +13,7 @@ from upshot.tasks.datasets.records import MarkedReply, read_marked_replies
 class KTOMethod(TrainingMethod):
     """Single replies marked good or bad."""
 
+    reference = True
     reads = ("data", "kto")
     best_metric = "eval/loss/kto"
     evaluates = ("loss/kto", "kto/good", "kto/bad")
@@ -36,10 +37,6 @@ class KTOMethod(TrainingMethod):
         marks = {reply.good for reply in self.examples(config, task)}
         word = "good (label true)" if True in marks else "bad (label false)"
         return [f"all replies are marked {word}; kto learns from the contrast of both"] if len(marks) == 1 else []
-
-    def needs_reference(self, config: TrainConfig) -> bool:
-        """Gains are measured over it."""
-        return True
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a step of one reply, which has no neighbour, and evaluation without held-out replies."""

@@ -16,16 +16,13 @@ class OnlineDPOMethod(RLMethod):
     """Pairs of the policy's own replies, ranked by reward."""
 
     credits_tokens = on_ray = False
+    reference = True
     reads = ("group_size", "async_steps", "dynamic_sampling", "dpo")
     lessons = "upshot.training.loops.online_dpo"
 
     def prepare(self, config: TrainConfig) -> Callable[..., Any]:
         """It has neither an estimator nor a surrogate to look up."""
         return TrainingMethod.prepare(self, config)
-
-    def needs_reference(self, config: TrainConfig) -> bool:
-        """Pairs are compared with it."""
-        return True
 
     def check(self, recipe: Recipe) -> None:
         """Refuse groups without a pair."""

@@ -35,7 +35,7 @@ class RLMethod(TrainingMethod):
 
     def needs_reference(self, config: TrainConfig) -> bool:
         """For the divergence from the initial model."""
-        return bool(config.kl.weight)
+        return self.reference or bool(config.kl.weight)
 
     def check_loss(self, recipe: Recipe) -> None:
         """See `TrainingMethod`."""

@@ -85,9 +85,7 @@ class BestTracker:
 
 def check_evaluations(recipe: Recipe) -> None:
     """Refuse evaluations of nothing, a metric that none of them has, and settings that need evaluations without any."""
-    metric, config = recipe.train.save.best, recipe.eval
-    if metric == "auto":
-        metric = None
+    config, metric = recipe.eval, None if recipe.train.save.best == "auto" else recipe.train.save.best
     if metric is not None:
         words = metric.split()
         if len(words) > 2 or not words[-1].startswith("eval/") or (len(words) == 2 and words[0] not in ("min", "max")):

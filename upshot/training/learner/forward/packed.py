@@ -52,9 +52,9 @@ class PackedForward(Forward):
 
     shares = True
 
-    def __init__(self, module: Any, states: HiddenStates) -> None:
+    def __init__(self, module: Any, states: HiddenStates, name: str = "") -> None:
         self.lm = causal_lm(module)
-        self.states = states
+        self.states, self.name = states, name
         config = self.lm.config.get_text_config()
         self.cap = float(getattr(config, "final_logit_softcapping", None) or 0)
         self.divisor = float(getattr(config, "logits_scaling", None) or 1)

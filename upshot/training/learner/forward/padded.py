@@ -18,7 +18,7 @@ from upshot.training.learner.batch import ForwardOutput, TrainBatch
 class Forward(ABC):
     """Reads batches with a model, for gradients or without."""
 
-    name = ""
+    name = "padded"
     """Which of the forwards of a model it is."""
     shares = False
     """Whether it reads batches whose sequences share what they begin with."""

@@ -44,7 +44,7 @@ def forward_of(module: Any, exact: bool = False, chosen: str = "") -> Forward:
     name, reasons = type(causal_lm(module)).__name__, list[str]()
     makers = forwards_of(module, exact)
     if again := [make for make in makers if make.__name__ == chosen]:
-        return _named(again[0])
+        return again[0]()
     with at_rest(module), busy_adapters(module):
         data = sample_data(causal_lm(module))
         expected = measure_alone(module, data)
@@ -56,19 +56,13 @@ def forward_of(module: Any, exact: bool = False, chosen: str = "") -> Forward:
             except FAILURES as error:
                 reason = f"{type(error).__name__}: {error}"
             if reason is None:
-                forward = _named(make)
+                forward = make()
                 break
             reasons.append(f"{make.__name__}: {reason}")
     for reason in reasons[: len(makers) - 1]:
         warnings.warn(f"the learner falls back to a slower forward: {reason}", stacklevel=2)
     if len(reasons) == len(makers):
         raise UserError(f"{name} cannot be trained: no forward agrees with the model's own ({'; '.join(reasons)})")
-    return forward
-
-
-def _named(make: Callable[[], Forward]) -> Forward:
-    forward = make()
-    forward.name = make.__name__
     return forward
 
 
@@ -80,7 +74,7 @@ def forwards_of(module: Any, exact: bool) -> list[Callable[[], Forward]]:
 
     def packed(states: Callable[[], HiddenStates]) -> Callable[[], Forward]:
         def make() -> Forward:
-            return PackedForward(module, states())
+            return PackedForward(module, states(), states.__name__)
 
         make.__name__ = states.__name__
         return make
