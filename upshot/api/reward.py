@@ -234,5 +234,4 @@ class TokenCounter:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ids
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))

@@ -27,6 +27,4 @@ def html_details(summary: str, inner: str) -> str:
 
 def short(value: Any) -> str:
     """A value as a table shows it."""
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

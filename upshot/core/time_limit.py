@@ -168,8 +168,7 @@ def _in_stretches(work: Coroutine[Any, Any, T], seconds: float) -> Generator[Any
             try:
                 waits_for = send(value)
             except StopIteration as done:
-                result: T = done.value
-                return result
+                return cast(T, done.value)
         try:
             send, value = work.send, (yield waits_for)
         except BaseException as error:  # for the coroutine, as `yield from` would do

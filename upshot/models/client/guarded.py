@@ -147,8 +147,11 @@ class GuardedModel(Model):
         out: list[Completion] = []
         while len(out) < n:
             part = seed if not out or seed is None else derive_seed(seed, len(out))
-            with self.meter.count_queued():
+            self.meter.queued += 1
+            try:
                 await self.limits.slots.acquire()
+            finally:
+                self.meter.queued -= 1
             try:
                 with self.meter.count_under_way(request.role or self.role):
                     out += await self._budgeted_call(request, n - len(out), part, count)

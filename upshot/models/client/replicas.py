@@ -190,14 +190,14 @@ class ReplicatedModel(GuardedModel):
         trouble = ""
         while True:
             await asyncio.sleep(REFRESH_S)
+            before, trouble = trouble, ""
             try:
                 urls = read_addresses(self.spec.url)
             except UserError as error:
-                if str(error) != trouble:
-                    log.warning("%s: %s; the replicas stay as they are", self.name, error)
                 trouble = str(error)
+                if trouble != before:
+                    log.warning("%s: %s; the replicas stay as they are", self.name, trouble)
                 continue
-            trouble = ""
             if urls != tuple(self.routing.replicas):
                 log.info("%s: the replicas are now %s", self.name, ", ".join(urls))
                 self.routing.update(urls)

@@ -86,15 +86,6 @@ class UsageMeter:
         return self._roles[name]
 
     @contextmanager
-    def count_queued(self) -> Iterator[None]:
-        """Inside, a call waits for its turn."""
-        self.queued += 1
-        try:
-            yield
-        finally:
-            self.queued -= 1
-
-    @contextmanager
     def count_under_way(self, role: str = "") -> Iterator[None]:
         """Inside, a call of a role is in flight."""
         call = object()

@@ -87,6 +87,4 @@ def _print_table(table: dict[str, Any], strong: str) -> None:
 def mean_cell(values: Sequence[float | None]) -> Any:
     """A cell of the mean and the range over runs; a dash where there is nothing."""
     present = [value for value in values if value is not None]
-    if not present:
-        return "–"
-    return {"value": sum(present) / len(present), "low": min(present), "high": max(present)}
+    return {"value": sum(present) / len(present), "low": min(present), "high": max(present)} if present else "–"

@@ -46,16 +46,15 @@ def folder_for(route: Route, run: Path) -> Iterator[Path]:
 @contextmanager
 def pack_weights(weights: Mapping[str, Tensor], version: str, route: Route, run: Path) -> Iterator[str]:
     """The argument with which workers load the weights; they are available inside the context."""
-    transfer: dict[str, Any] = {"version": version, "route": "gpu" if route == "gpu" else "file"}
     if route == "gpu":
-        yield json.dumps(transfer | {"handles": handles(weights)})
+        yield json.dumps({"version": version, "route": "gpu", "handles": handles(weights)})
         return
     from safetensors.torch import save_file
 
     with folder_for(route, run) as folder:
         path = folder / "weights.safetensors"
         save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, path)
-        yield json.dumps(transfer | {"path": str(path)})
+        yield json.dumps({"version": version, "route": "file", "path": str(path)})
 
 
 def handles(weights: Mapping[str, Tensor]) -> str:
