@@ -227,7 +227,7 @@ class Scheduler:
 
     def _extend_running(self) -> tuple[list[Sequence], list[Sequence]]:
         """The rows of a decode step, and those of them whose pages may have changed."""
-        touched = self._rows.turn()
+        touched = self._rows.begin_step()
         # In most steps no sequence joins, leaves or needs a page. The host then checks only the few rows that are due
         # instead of a thousand.
         if self._steady and self.pool.has(len(touched)):
@@ -236,15 +236,15 @@ class Scheduler:
                     self._rows.leave(seq)  # its last id is being sampled
                 else:
                     self._own_page(seq, [])
-                    self._rows.schedule_look(seq)
+                    self._rows.schedule_check(seq)
             rows = self._rows.current()
         else:
-            rows = touched = self._look_at_all()
+            rows = touched = self._check_all()
         for seq in rows:
             seq.pending += 1
         return rows, touched
 
-    def _look_at_all(self) -> list[Sequence]:
+    def _check_all(self) -> list[Sequence]:
         """The rows of a decode step when pages are short or some sequences cannot take part."""
         rows: list[Sequence] = []
         self._steady = not any(seq.grammar is not None for seq in self.running)
@@ -422,7 +422,7 @@ class Scheduler:
             self._share(seq, twin)
             twin.cached = len(seq.ids) - 1
             self._run([twin])
-            self._rows.look_next(seq)
+            self._rows.check_next(seq)
         else:
             self.add(twin)
         return twin

@@ -185,20 +185,20 @@ class DecodeRows:
             self._left.add(seq)
         self._joined.pop(seq, None)
 
-    def look_next(self, seq: Sequence) -> None:
+    def check_next(self, seq: Sequence) -> None:
         """The last page of a row has become shared: check the row in the next step."""
         if 0 <= seq.due != self.step + 1:
             seq.due = self.step + 1
             self._calendar.setdefault(seq.due, []).append(seq)
 
-    def turn(self) -> list[Sequence]:
+    def begin_step(self) -> list[Sequence]:
         """Begin a step; returns the sequences to check in it, new ones included."""
         self.step += 1
         due = [seq for seq in self._calendar.pop(self.step, ()) if seq.due == self.step]
         due.extend(self._joined)
         return due
 
-    def schedule_look(self, seq: Sequence) -> None:
+    def schedule_check(self, seq: Sequence) -> None:
         """The sequence takes part in this step: enter when to check it again, at its next page or after its last id."""
         size = self.page_size
         length = seq.length
@@ -224,7 +224,7 @@ class DecodeRows:
         self._left.clear()
         self._calendar.clear()
         for seq in rows:
-            self.schedule_look(seq)
+            self.schedule_check(seq)
 
 
 @dataclass(slots=True)

@@ -266,7 +266,7 @@ class CudaRunner:
         state = self.slots
         return sample_kernels.sample(logits, slots, positions, state.rules, state.tokens, state.place, cuts)
 
-    def _land(self, rows: list[Sequence], drawn: Tensor, logits: Tensor, most: int) -> Flight:
+    def _flight(self, rows: list[Sequence], drawn: Tensor, logits: Tensor, most: int) -> Flight:
         """Start copying sampled ids and log-probabilities to the host, and the `most` likeliest ids of each row."""
         n = len(rows)
         tops = None
@@ -329,7 +329,7 @@ class CudaRunner:
         apply_grammars(logits, rows)
         slots, before = self._upload(np.array([[s.slot for s in rows], [len(s.ids) - 1 for s in rows]], dtype=np.int64))
         drawn = self._draw(logits, slots.int(), before, any(s.rules.cuts for s in rows))
-        return self._land(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
+        return self._flight(rows, drawn, logits, max(s.rules.top_logprobs for s in rows))
 
     def _prefill_logits(self, driver: Driver, chunks: list[Chunk], last: list[int]) -> Tensor:
         """Logits [len(last), vocab] of the packed tokens `last`, by a graph if the step is small enough."""
@@ -424,15 +424,15 @@ class CudaRunner:
             # part only when the host knows all of its ids.
             logits, slots, positions = self._decode_logits(bucket, self.batch.launches)
             apply_grammars(logits, rows)
-            return self._land(rows, self._draw(logits, slots, positions, self.batch.cuts), logits, self.batch.tops)
+            return self._flight(rows, self._draw(logits, slots, positions, self.batch.cuts), logits, self.batch.tops)
         key = (bucket, self.batch.launches, self.batch.cuts)
         if not self.use_graphs or (key not in self.graphs and self._is_new(key)):
-            return self._land(rows, *self._decode_body(*key), self.batch.tops)
+            return self._flight(rows, *self._decode_body(*key), self.batch.tops)
         if key not in self.graphs:
             self.graphs[key] = self._capture(*key)
         graph = self.graphs[key]
         graph.graph.replay()
-        return self._land(rows, graph.drawn, graph.logits, self.batch.tops)
+        return self._flight(rows, graph.drawn, graph.logits, self.batch.tops)
 
     def _change_batch(self, rows: list[Sequence]) -> None:
         self.batch.change(rows)
