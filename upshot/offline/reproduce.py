@@ -213,7 +213,8 @@ def _same(ours: Any, published: Any) -> bool:
 
 
 def _cell(ours: Mapping[str, Any], published: float | None) -> str:
-    mean, missing = ours.get("mean"), sum(ours.get("missing", {}).values())
+    mean, missing = ours.get("mean"), ours.get("missing", 0)  # by reason; of a sweep, a number of seeds
+    missing = missing if isinstance(missing, int) else sum(missing.values())
     shown = "–" if mean is None else f"{mean:.2f}" if abs(mean) < 10 else f"{mean:.1f}"
     return shown + ("" if published is None else f" ({published:g})") + (f", {missing} missing" if missing else "")
 
