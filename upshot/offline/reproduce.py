@@ -213,8 +213,7 @@ def _same(ours: Any, published: Any) -> bool:
 
 
 def _cell(ours: Mapping[str, Any], published: float | None) -> str:
-    mean, missing = ours.get("mean"), ours.get("missing", 0)  # by reason; of a sweep, a number of seeds
-    missing = missing if isinstance(missing, int) else sum(missing.values())
+    mean, missing = ours.get("mean"), ours.get("missing")
     shown = "–" if mean is None else f"{mean:.2f}" if abs(mean) < 10 else f"{mean:.1f}"
     return shown + ("" if published is None else f" ({published:g})") + (f", {missing} missing" if missing else "")
 
@@ -228,7 +227,7 @@ def _read_cells(folder: Path, about: Mapping[str, Any]) -> dict[str, list[Mappin
         rows = json.loads((folder / TABLE).read_text(encoding="utf-8"))["rows"]
         return {row["setting"]: list(row["metrics"].values()) for row in rows}
     cells = json.loads((folder / "table.json").read_text(encoding="utf-8"))["cells"]
-    return {row: list(row_cells.values()) for row, row_cells in cells.items()}
+    return {row: [{**cell, "missing": sum(cell["missing"].values())} for cell in cells[row].values()] for row in cells}
 
 
 def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
