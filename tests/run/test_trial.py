@@ -10,6 +10,7 @@ from upshot.cli import main
 from upshot.config.load import load_recipe
 from upshot.run.checks.trial import try_out
 from upshot.run.forecast import estimate
+from upshot.tasks.base import tasks
 
 SMALL = ["task.rows_per_split=32"]
 
@@ -38,7 +39,7 @@ def test_tokens_and_dollars_are_estimated_before_anything_is_spent() -> None:
         "models.judge={url: 'http://h.example/v1#j', price_in: 1, price_out: 4}",
     ]
     recipe = load_recipe("collabllm-grpo", [*words, "train.steps=10"]).recipe
-    lines = estimate(recipe, 10)
+    lines = estimate(recipe, tasks.create(recipe.task.name, recipe.task.options, "task"), 10)
     assert lines[0].startswith("tokens     about ")
     judge = next(line for line in lines if "judge:" in line)
     assert "calls" in judge and "$" in judge

@@ -72,6 +72,13 @@ def test_the_quickstart_is_translated_to_verls_keys() -> None:
     assert value(recipe("train.save.every=0"), "trainer.save_freq") == 80  # one at the end is always wanted
 
 
+@pytest.mark.parametrize(("warmup", "steps", "share"), [("0", 0, 0), ("7", 4, 0), ("1.5", 1, 0), ("0.1", 0, 0.1)])
+def test_a_warm_up_is_counted_in_steps_or_a_share_of_all(warmup: str, steps: int, share: float) -> None:
+    made = recipe("train.minibatches=2", f"train.schedule.warmup_steps={warmup}")
+    optim = "actor_rollout_ref.actor.optim.lr_warmup_steps"
+    assert (value(made, optim), value(made, f"{optim}_ratio")) == (steps, share)
+
+
 def test_kl_goes_into_the_loss_or_into_the_reward() -> None:
     loss, reward = recipe("train.kl=0.1"), recipe("train.kl=0.1", "train.kl.where=reward")
     assert (value(loss, "actor_rollout_ref.actor.use_kl_loss"), value(loss, "algorithm.use_kl_in_reward")) == (1, 0)

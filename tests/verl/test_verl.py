@@ -78,6 +78,7 @@ def test_another_engine_and_sequence_parallelism_are_not_forced_out(method: str)
         ("{name: constant, warmup_steps: 4}", 0),
         ("{name: cosine, min_lr: 0.1}", 0),
         ("{name: cosine, warmup_steps: 4}", 1),
+        ("{name: cosine, warmup_steps: 0.2}", 1),
     ],
 )
 def test_the_rate_of_every_step_is_that_of_local_mode(schedule: str, steps_apart: int) -> None:
@@ -89,19 +90,19 @@ def test_the_rate_of_every_step_is_that_of_local_mode(schedule: str, steps_apart
 
     _, theirs = composed(f"train.schedule={schedule}", "train.steps=20")
     given = theirs.actor_rollout_ref.actor.optim
+    warm = given.lr_warmup_steps or int(given.lr_warmup_steps_ratio * 20)  # as its engine does
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=given.lr)
     if given.lr_scheduler_type == "constant":
-        found = get_constant_schedule_with_warmup(optimizer, num_warmup_steps=given.lr_warmup_steps)
+        found = get_constant_schedule_with_warmup(optimizer, num_warmup_steps=warm)
     else:
         found = get_cosine_schedule_with_warmup(
             optimizer,
-            num_warmup_steps=given.lr_warmup_steps,
+            num_warmup_steps=warm,
             num_training_steps=20,
             min_lr_ratio=given.min_lr_ratio,
             zero_indexed_step=given.zero_indexed_step,
         )
     config = load_recipe("quickstart", [f"train.schedule={schedule}", "train.steps=20"]).recipe.train
-    warm = config.schedule.warmup_steps
     for step in range(20):
         ours = learning_rate(config, step if step < warm else step + steps_apart)
         assert found.get_last_lr()[0] == pytest.approx(ours), step

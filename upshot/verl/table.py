@@ -6,6 +6,7 @@ Every recipe key is in exactly one of three tables: `CARRIED` to verl, `PLAYED` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,8 @@ MAKES: dict[str, Callable[..., Any]] = {
     "is_on": lambda how: how != "none",
     "or_none": lambda value: value or -1,
     "share": lambda count, parts: -(-count // parts),
+    "warmup_steps": lambda warmup, parts: 0 if warmup < 1 else -(-math.ceil(warmup) // parts),
+    "warmup_share": lambda warmup: warmup if warmup < 1 else 0.0,
     "constant": lambda norm, tokens: tokens if norm == "constant" else None,
     "schedule": _schedule,
     "least": lambda least, name: 1.0 if name == "constant" else least,
