@@ -67,7 +67,7 @@ def test_another_engine_and_sequence_parallelism_are_not_forced_out(method: str)
     spread = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
     assert find_fault(compose(recipe, PLACE, [*MORE, spread]).overrides()) is None
     late = load_recipe("quickstart", ["credit.by=reply", *OWN, "train.schedule=cosine"]).recipe
-    with pytest.raises(UserError, match=r"train\.schedule.*megatron schedules"):
+    with pytest.raises(UserError, match=r"train\.schedule.*megatron has its own schedules"):
         compose(late, PLACE, [*MORE, "model_engine=megatron"]).check()
 
 
