@@ -4,27 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from upshot.core.score import Reason, Score
 from upshot.tasks.verifiers.base import BadRow, Extra, Verifier, verifiers
 from upshot.tasks.verifiers.math.answer import boxed_answer
 
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    for name, part in _TABLE["parts"].items():
-        text = text.replace(f"<{name}>", part)
-    return re.compile(text, re.MULTILINE)
-
-
-_STATED = [*map(_pattern, _TABLE["stated"])]
+_LETTER = r"[\s*_\"'`($\[]{0,9}([A-Z])(?![\w'])"
+_SOFTLY = (
+    r"(?:\s+(?:also|clearly|definitely|indeed|likely|most likely|probably|then|therefore|thus|choice|letter|option))*"
+)
+_IS = rf"(?:\s*(?:[:=–—-]|\b(?:is|was|(?:would|should|must|will|has to) be)\b){_SOFTLY})"
+_REFUSED = r"(?!\W{0,4}(?:is|are|was|can|could|would)\b.{0,9}\b(?:not|wrong|incorrect|false|ruled|out|eliminated)\b)"
+_STATED = [
+    re.compile(
+        r"(?i:\b(?:answer|(?:correct|right|best) one)\b[\"'*_`>]*(?:\s(?:to|for)\s[^.:\n]{1,80}?)?"
+        rf"(?:{_IS}{{1,3}}|(?<=<answer>))){_LETTER}"
+    ),
+    re.compile(
+        rf"(?i:\b(?:choose|pick|select|go with|choice|option)\b[\"'*_`]*{_IS}{{0,2}}{_SOFTLY}){_LETTER}{_REFUSED}"
+        r"|\b([A-Z])\b[^\w\n]{0,5}\s(?i:is|was)\s(?i:the\s)?(?i:correct|right|best|true)\b"
+    ),
+    re.compile(
+        rf"(?i:\b(?:so|thus|hence|therefore|it's|it is|it must be)\b[,:]?){_LETTER}[).*_\]$]*\s*(?:[.!]|$)",
+        re.MULTILINE,
+    ),
+    re.compile(
+        r"(?i:answer|choice|option)\s*(?i:is|:|=)?\s*:?[\s*_\"'`(]*([a-z])(?:[).*_\"'`]*\s*$|\)\s)", re.MULTILINE
+    ),  # a small letter counts only at the end of its line, or with its bracket: 'the answer is a number' names none
+    re.compile(rf"[(\[]([A-Z])[)\]]{_REFUSED}"),
+    re.compile(r"^\s*[*_(\[]*([A-Z])[*_)\].:]*(?:\s|$)", re.MULTILINE),
+]
 """How a letter is settled on, the plainest way first."""
-_BOXED, _MORE, _BEFORE, _YOURS = (_pattern(_TABLE[name]) for name in ("boxed", "more", "before", "yours"))
+_YOURS = re.compile(
+    r"(?i)\byou(?:r? (?:think|thought|said|suggest|believe|mention|propose|guess|hint|claim)\w*)[^.,;\n]{0,40}$"
+)
+"""What stands before a letter that is the user's."""
+_BOXED = re.compile(r"[\s(\[*]*([A-Z])\s*(?:[).:\]*].*)?", re.DOTALL)
+_MORE = re.compile(r"[).*_\]]*(?:\s*(?:,|/|&|\bor\b|\band\b)+\s*[(*_\[]*[A-Z][).*_\]]*)+\s*[.!]?\s*$", re.MULTILINE)
+"""What follows the first of several letters: 'or C', ', C and D'."""
+
+_BEFORE = re.compile(r"\b[A-Z][).*_\]]*\s*(?:,|/|&|\bor\b|\band\b)+\s*[(*_\[]*$")
+"""What stands before the last of several letters."""
 
 
 def chosen_letter(text: str, last: str = "Z") -> str | None:
