@@ -131,7 +131,6 @@ def test_a_type_does_not_count_as_data(box: Any) -> None:
         "import asyncio\nr = asyncio.run(later(1))\nassert r == 2",
         "async def test_it():\n    assert await later(1) == 2",
         "import functools\n@functools.total_ordering\nclass C:\n    def __init__(self, v): self.v = v\n    def __lt__(self, o): return self.v < o.v\n    def __eq__(self, o): return self.v == o.v\nassert larger(C(1), C(2)).v == 2",
-        "import threading\nc = Count()\nts = [threading.Thread(target=lambda: [c.up() for _ in range(50)]) for _ in range(4)]\n[t.start() for t in ts]\n[t.join() for t in ts]\nassert c.n == 200",
         "class N:\n    def __init__(self): self._v = 3\nassert hidden(N()) == 3 * 1",
         "class N:\n    def __init__(self): self.items = []\nn = N()\nassert append(n, 3) == 2 and n.items == [3, 3]",
     ],
@@ -139,6 +138,17 @@ def test_a_type_does_not_count_as_data(box: Any) -> None:
 def test_properties_that_data_cannot_show_are_unconfirmed(test: str, box: Any) -> None:
     result = box(box.sandbox.test_program(HONEST, [test], Limits(cpu_seconds=4)))[0]
     assert result.outcome is Outcome.UNCONFIRMED, result
+
+
+def test_a_test_with_threads_is_never_wrong(box: Any) -> None:
+    """Whether the judge confirms it depends on whether the threads' calls happen to interleave."""
+    test = (
+        "import threading\nc = Count()\n"
+        "ts = [threading.Thread(target=lambda: [c.up() for _ in range(50)]) for _ in range(4)]\n"
+        "[t.start() for t in ts]\n[t.join() for t in ts]\nassert c.n == 200"
+    )
+    result = box(box.sandbox.test_program(HONEST, [test], Limits(cpu_seconds=4)))[0]
+    assert result.outcome in (Outcome.PASSED, Outcome.UNCONFIRMED), result
 
 
 @pytest.mark.parametrize(
