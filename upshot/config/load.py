@@ -56,11 +56,23 @@ class ResolvedRecipe:
             return DEFAULT
         return find_origin(key, self.origins)
 
+    def unread(self) -> list[str]:
+        """What to say of each key without effect that the command line or a call sets. A file may set one, since
+        several recipes may share it."""
+        asked = [(name, origin) for name, origin in self.origins.items() if origin in (COMMAND_LINE, CALL)]
+        messages = describe_unread(self.recipe).items()
+        return [
+            f"{origin}: {says}" for key, says in messages for name, origin in asked if f"{name}.".startswith(f"{key}.")
+        ]
+
 
 def load_recipe(
-    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
+    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = (), may_idle: bool = False
 ) -> ResolvedRecipe:
-    """A recipe by name, by path or as a mapping, with overrides: `key=value` texts, or values by (dotted) key."""
+    """A recipe by name, by path or as a mapping, with overrides: `key=value` texts, or values by (dotted) key.
+
+    may_idle: overrides may be without effect, as those of a sweep in some of its runs.
+    """
     if isinstance(recipe, Mapping):
         source, tree = "recipe", tag(_plain(recipe), "recipe")
     else:
@@ -86,11 +98,8 @@ def load_recipe(
         train[replaced] = Sourced(unset, lengths[asked[0]].origin)
     origins = {key: leaf.origin for key, leaf in leaves(tree)}
     loaded = ResolvedRecipe(validate_recipe(untag(tree), source, origins), origins)
-    # Files may share a section `train` between methods; who sets a key here and now expects it to do something.
-    for key, says in describe_unread(loaded.recipe).items():
-        for name, origin in origins.items():
-            if origin in (COMMAND_LINE, CALL) and f"{name}.".startswith(f"{key}."):
-                raise UserError(f"{origin}: {says}")
+    if not may_idle and (unread := loaded.unread()):
+        raise UserError(unread[0])
     for folder in loaded.recipe.code:
         look_in(Path(folder))
     return loaded

@@ -82,17 +82,22 @@ def run(args: argparse.Namespace) -> int:
 def plan_runs(recipe: str, words: Sequence[str], seeds: int, out: Path | None = None) -> list[Combination]:
     """All combinations, each with its seeds and folders; recipes are checked, nothing is made."""
     plain, varied = split_words(words)
-    base = load_recipe(recipe, plain).recipe
+    base = load_recipe(recipe, plain, may_idle=True).recipe
     place = out or Path("runs") / f"sweep-{base.name}"
-    settings = []
+    settings, unread = [], list[list[str]]()
     for combination in itertools.product(*varied):
         runs = []
         for seed in range(base.seed, base.seed + seeds):
             name = "-".join([*(_slug(word) for word in combination), f"seed-{seed}"])
             path = place / name
             overrides = [*plain, *combination, f"seed={seed}", f"run_dir={json.dumps(str(path))}"]
-            runs.append((load_recipe(recipe, overrides).recipe, path))
+            loaded = load_recipe(recipe, overrides, may_idle=True)
+            runs.append((loaded.recipe, path))
+            unread.append(loaded.unread())
         settings.append(Combination(tuple(word.replace('"', "") for word in combination), tuple(runs)))
+    for message in unread[0]:
+        if all(message in others for others in unread):
+            raise UserError(message)
     return settings
 
 

@@ -15,6 +15,7 @@ from tests.offline.play.conftest import THIMBLE
 from tests.patience import patience
 from tests.support.forked import Forked
 from upshot.cli import main
+from upshot.core.errors import UserError
 from upshot.core.files import read_jsonl
 from upshot.offline.statistics import student_quantile
 from upshot.offline.sweep import cell_text, plan_runs, tell_fixed
@@ -101,6 +102,13 @@ def test_a_sweep_lists_its_runs_before_training(recipe: str) -> None:
     assert len(settings) == 4 and [run.seed for run, _ in settings[0].runs] == [5, 6]
     assert len({path for setting in settings for _, path in setting.runs}) == 8
     assert settings[1].runs[0][0].futures.samples == [2, 2]
+
+
+def test_an_override_of_a_sweep_must_have_an_effect_in_some_run(recipe: str) -> None:
+    fixed = "train.schedule.min_lr=0.1"
+    assert len(plan_runs(recipe, ["train.schedule.name=[constant,cosine]", fixed], seeds=1)) == 2
+    with pytest.raises(UserError, match=r"min_lr has no effect with train\.schedule\.name=constant"):
+        plan_runs(recipe, ["train.lr=[1e-3,1e-2]", fixed], seeds=1)
 
 
 @pytest.mark.parametrize(
