@@ -143,6 +143,7 @@ def test_an_argument_emptied_in_place_is_not_close_to_anything(box: Any) -> None
 
 VAGUE = {
     "not a number": ("def f(x): return x / 2", "assert not abs(f(3) - 1.5) > 1e-6", "def f(x): return float('nan')"),
+    "not a number, where a word of the test has these letters": ("def f(x): return x / 2", "finance = f(3)\nassert not abs(finance - 1.5) > 1e-6", "def f(x): return float('nan')"),
     "not a number, and a test that raises": ("def f(x): return x / 2", "if abs(f(3) - 1.5) > 1e-6:\n    raise AssertionError", "def f(x): return float('nan')"),
     "nothing beside something": ("def f(xs): return [2 * x for x in xs]", "assert all(a == b for a, b in zip(f([1, 2]), [2, 4]))", "def f(xs): return []"),
     "less beside more": ("def f(xs): return [2 * x for x in xs]", "xs = [1, 2]\nassert all(b == 2 * a for a, b in zip(xs, f(xs)))", "def f(xs): return [2]"),

@@ -469,6 +469,7 @@ def test_without_tests_there_are_no_results(box: Any) -> None:
         "import atexit\nx = int(input())\natexit.register(lambda: print(x + 1))",
         "import atexit, io, sys\nsys.stdout = io.StringIO()\natexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\nprint(int(input()) + 1)",
         "out = open(1, 'w')\nprint(int(input()) + 1, file=out)",
+        "class Late:\n    def __del__(self): print(self.number)\nlate = Late()\nlate.number = int(input()) + 1",
         "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(int(input())).x + 1)",
         "import subprocess\nprint(int(subprocess.run(['cat'], capture_output=True, text=True).stdout) + 1)",
         "from multiprocessing import Pool\ndef f(x):\n    return x + 1\nif __name__ == '__main__':\n    with Pool(2) as p:\n        print(p.map(f, [int(input())])[0])",

@@ -30,6 +30,7 @@ import ast
 import builtins
 import collections
 import functools
+import re
 import sys
 import time
 import types
@@ -109,6 +110,8 @@ class Handle:
 
 for _name in ("len", "getitem", "setitem", "delitem"):
     setattr(Handle, f"__{_name}__", functools.partialmethod(Handle._upshot_ask_made, f"__{_name}__"))
+_NAN = re.compile(r"\b(?:\w*_|is)?nan(?:s|mean|sum|min|max|std|var|median)?(?:_\w*)?\b", re.IGNORECASE)
+"""A word of a test that knows NaN: `nan`, `isnan`, `equal_nan`, `nanmean`; not `finance`."""
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 _REFUSED = (
     *_BINARY, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name in _BINARY),
@@ -201,7 +204,7 @@ class Judge:
             self.undecided,
             failure,
             "nothing compares as equal to anything, item by item" if "empty" in self.vague and self.vectorised else "",
-            "NaN is not above any limit" if "nan" in self.vague and "nan" not in ast.unparse(tree).lower() else "",
+            "NaN is not above any limit" if "nan" in self.vague and not _NAN.search(ast.unparse(tree)) else "",
             "" if checked.count else cases.NOTHING_CHECKED,
             "it asks the program nothing" if self.asked == asked and not names & self.data else "",
         )
