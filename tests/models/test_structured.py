@@ -91,8 +91,8 @@ QUOTING = [
 
 
 @pytest.mark.parametrize("text", QUOTING)
-def test_a_judge_that_quotes_another_verdict_beside_its_own_is_asked_again(text):
-    for role, answer in (("judge", "bad"), ("user", "great")):
+def test_a_judge_or_monitor_that_quotes_another_verdict_beside_its_own_is_asked_again(text):
+    for role, answer in (("judge", "bad"), ("monitor", "bad"), ("user", "great")):
         model = Lines(text, '{"response": "bad"}')
         assert asyncio.run(ask_json(model, [Message("user", "q")], SCHEMA, role=role)) == {"response": answer}
         model = Lines(text, '{"response": "bad"}')

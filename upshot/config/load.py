@@ -57,8 +57,8 @@ class ResolvedRecipe:
         return find_origin(key, self.origins)
 
     def unread(self) -> list[str]:
-        """What to say of each key without effect that the command line or a call sets. A file may set one, since
-        several recipes may share it."""
+        """A message for each key without effect that is set on the command line or in a call. A file may set such keys,
+        because several recipes may share it."""
         asked = [(name, origin) for name, origin in self.origins.items() if origin in (COMMAND_LINE, CALL)]
         messages = describe_unread(self.recipe).items()
         return [
@@ -71,7 +71,7 @@ def load_recipe(
 ) -> ResolvedRecipe:
     """A recipe by name, by path or as a mapping, with overrides: `key=value` texts, or values by (dotted) key.
 
-    may_idle: overrides may be without effect, as those of a sweep in some of its runs.
+    may_idle: allow overrides without effect. In a sweep, some runs may not read one of them.
     """
     if isinstance(recipe, Mapping):
         source, tree = "recipe", tag(_plain(recipe), "recipe")

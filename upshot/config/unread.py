@@ -17,7 +17,7 @@ IDLE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("reward.overlong.rule", ("score", "missing"), "reward.overlong.penalty"),
     ("reward.malformed.rule", ("score", "missing"), "reward.malformed.penalty"),
 )  # fmt: skip
-"""Keys that nothing reads, after the key and the values of it that make it so."""
+"""In each row: a key, some of its values, and the keys that have no effect with these values."""
 
 
 def describe_unread(recipe: Recipe) -> dict[str, str]:

@@ -19,6 +19,8 @@ from upshot.models.base import Model, ModelCallError, Request
 from upshot.models.tool_calls.base import Extent, refuse_constant
 
 SEVERAL = "it has several JSON objects that differ"
+RATERS = ("judge", "monitor")
+"""Roles whose prompt holds the policy's words, and whose answer is a score: one that they quote must not count."""
 _FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
 _WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
 _LATEX = re.compile(
@@ -209,7 +211,7 @@ async def ask_json(
         request = Request(history, replace(sampling, seed=seed), schema=schema, role=role)
         (completion,) = await model.generate(request)
         try:
-            return parse_json_object(completion.text, schema, alone=role == "judge")
+            return parse_json_object(completion.text, schema, alone=role in RATERS)
         except ValueError as error:
             flaw = f"{error} (cut at {sampling.max_tokens} tokens)" if completion.finish == "length" else str(error)
         if completion.finish == "length" and model.abilities.lengths:

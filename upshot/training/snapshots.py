@@ -71,7 +71,7 @@ class FrozenPolicy(EngineModel):
         return {name: p for name, p in self.module.named_parameters() if id(p) not in shared}
 
     def load(self, weights: Mapping[str, Tensor], version: int = 0) -> None:
-        """Take over these weights; `version`: of which step they are, as its samples say."""
+        """Take over these weights; `version`: the step that they come from, which its samples name."""
         with torch.no_grad():
             for name, weight in self.own.items():
                 weight.copy_(weights[name])

@@ -14,7 +14,7 @@ from typing import Any
 from upshot.config.sampling import Sampling
 from upshot.core.conversation import Message, derive_seed
 from upshot.models.base import Model, ModelCallError, Request
-from upshot.models.structured import SEVERAL, explain_missing_schema, fit_texts, json_objects
+from upshot.models.structured import RATERS, SEVERAL, explain_missing_schema, fit_texts, json_objects
 from upshot.tasks.participants.templates import render
 
 
@@ -62,7 +62,7 @@ async def ask(
         enforced = schema if model.abilities.schema else None
         request = Request(messages, replace(sampling, seed=seed), schema=enforced, role=role)
         (completion,) = await model.generate(request)
-        values, flaw = read_answer(completion.text, completion.finish, check, alone=role == "judge")
+        values, flaw = read_answer(completion.text, completion.finish, check, alone=role in RATERS)
         if flaw is None:
             return ModelAnswer(values, tuple(seen))
         seen.append(flaw.code)

@@ -65,7 +65,7 @@ class Learner:
         self.forward: Forward = forward_of(module, exact)
         """With `exact` it computes log-probabilities bit for bit as an exact engine does."""
         self.steps = 0
-        """Updates, and those that a step had no data for: the learning rate follows them."""
+        """Updates, counting those that were left out because a step had too little data; the schedule follows them."""
         self.read = 0
         """Tokens that went through forward and backward, context included."""
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
