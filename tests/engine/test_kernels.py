@@ -23,12 +23,13 @@ from upshot.engine.kernels.decode_fused import fused_decode_attention
 from upshot.engine.kernels.fp8 import (
     ScaledRows,
     Tile8,
+    WideWeight,
     library_product,
     product,
     quantize,
-    quantize_weight,
     tile_for,
     tile_product,
+    weight_quantizer,
 )
 from upshot.engine.kernels.gate import LARGE, MIDDLE, SMALL, Tile, gate, gated_product
 from upshot.engine.kernels.logprobs import finish_logits
@@ -526,8 +527,9 @@ def quantize_whole(weight: torch.Tensor, adapter: tuple[torch.Tensor, torch.Tens
     """A weight in 8 bits with one scale."""
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=DEVICE)
     out = ScaledRows(values, torch.zeros(1, device=DEVICE))
-    for write in (False, True):
-        quantize_weight(weight, adapter, out, write)
+    quantize = weight_quantizer([WideWeight(weight, adapter, out)])
+    quantize(False)
+    quantize(True)
     return out
 
 
@@ -541,6 +543,27 @@ def test_a_weight_in_8_bits_includes_its_adapter(rank: int) -> None:
     torch.testing.assert_close(out.scale * 448, merged.abs().max().view(1), rtol=2e-3, atol=1e-9)
     assert float((wide(out) - merged).norm() / merged.norm()) < (0.07 if DEVICE.type == "cuda" else 0.1)
     assert_narrow(quantize_whole(merged), merged)
+
+
+def test_weights_of_several_sizes_are_quantized_together() -> None:
+    torch.manual_seed(0)
+    weights, wanted = [], []
+    scales = [torch.zeros(1, device=DEVICE) for _ in range(2)]
+    for index, (rows, n, rank) in enumerate([(45, 176, 4), (16, 176, 4), (300, 48, 0), (45, 176, 0), (7, 176, 24)]):
+        weight = torch.randn(rows, n, device=DEVICE, dtype=dtype_here()) * (index + 1)
+        up, down = torch.randn(rows, rank, device=DEVICE), torch.randn(rank, n, device=DEVICE)
+        values = torch.empty(rows, n, dtype=torch.float8_e4m3fn, device=DEVICE)
+        adapter = (up, down, 0.3) if rank else None
+        weights.append(WideWeight(weight, adapter, ScaledRows(values, scales[min(index, 1)])))
+        wanted.append(weight.float() + 0.3 * up @ down)
+    quantize = weight_quantizer(weights)
+    for write in (False, True):
+        quantize(write)
+    for scale, alike in zip(scales, (wanted[:1], wanted[1:]), strict=True):
+        most = max(float(weight.abs().max()) for weight in alike)
+        assert float(scale) * 448 == pytest.approx(most, rel=2e-3)
+    for (_, _, out), merged in zip(weights, wanted, strict=True):
+        assert float((wide(out) - merged).norm() / merged.norm()) < (0.07 if DEVICE.type == "cuda" else 0.1)
 
 
 @pytest.mark.parametrize("form", [EARLY, LATE, OFFSET])

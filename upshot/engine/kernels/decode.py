@@ -410,7 +410,7 @@ def decode_attention(
         return out
     # A quantized row has one scale, so one program needs all of its heads.
     most = triton.next_power_of_2(heads)
-    some, warps = (most, min(16, max(4, most // 2))) if narrow else (min(8, most), 4)
+    some, warps = (most, min(8, max(4, most // 4))) if narrow else (min(8, most), 4)
     small = empty_rows8(rows, heads * dim, q.device) if narrow else ScaledRows(out, sums)
     _merge[(rows, triton.cdiv(heads, some))](
         parts, sums, out, *small, plan.rows,

@@ -1,7 +1,7 @@
 """Matrix products in 8 bits: E4M3 weights with one scale, activations with one scale per token (llama/eight_bit.py).
 
 `norm.add_norm`, `gate.gate` and `decode.decode_attention` (where it merges parts) quantize what they write; `quantize`
-is for other activations, `quantize_weight` for weights, with a low-rank adapter merged if there is one.
+is for other activations, `weight_quantizer` for weights, with a low-rank adapter merged if there is one.
 
 `product` of many rows is PyTorch's. With a scale per token it is up to a third slower than without, so these scales are
 left out, and the kernels that read the result multiply by them: `norm.add_norm`, `gate.gate`, `rotary.rotate_store` and
@@ -11,9 +11,11 @@ split-K where one wave of programs would leave the GPU half idle. It loads tiles
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,7 +31,7 @@ LARGEST = tl.constexpr(448.0)
 LEAST = tl.constexpr(1e-12)
 """The largest absolute value of a row counts as at least this, so that a row of zeros does not divide by zero."""
 MOST_RANK = 128
-"""The largest rank of an adapter that `quantize_weight` merges."""
+"""The largest rank of an adapter that `weight_quantizer` merges."""
 MOST_TILED = 32
 """Up to this many rows, our own product is faster than PyTorch's."""
 MOST_UNSCALED = 1024
@@ -77,7 +79,7 @@ _launch_quantize = Launcher(_quantize)
 
 def row_warps(block: int) -> int:
     """Warps for a program that holds a row of `block` numbers."""
-    return 4 if block < 2048 else 8 if block < 8192 else 16
+    return 4 if block < 2048 else 8 if block < 8192 else 16 if block < 16384 else 32
 
 
 def quantize(x: Tensor, out: ScaledRows | None = None) -> ScaledRows:
@@ -89,51 +91,87 @@ def quantize(x: Tensor, out: ScaledRows | None = None) -> ScaledRows:
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "alpha"])
-def _quantize_weight(
-    x_ptr, up_ptr, down_ptr, out_ptr, scale_ptr, rows, alpha,
+@triton.jit(do_not_specialize=["alpha"])
+def _quantize_weights(
+    table_ptr, x_ptr, up_ptr, down_ptr, out_ptr, scale_ptr, alpha,
     N: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WRITE: tl.constexpr,
+    ALIGN: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
-    """For rows of W + alpha × up × down: raise the scale to what their largest number needs, or (WRITE) write them
-    quantized by the scale."""
+    """For rows of a weight W + alpha × up × down of the table: raise its scale to what their largest number needs, or
+    (WRITE) write them quantized by the scale. The other pointers are those of its first weight and tell the dtypes."""
+    weight = table_ptr + tl.program_id(1) * 6
+    rows = tl.load(weight + 5)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tl.arange(0, BLOCK_N)
-    here = (row < rows)[:, None]
-    at = row.to(tl.int64)[:, None] * N + cols[None, :]
-    most = tl.zeros([BLOCK_M], dtype=tl.float32)
-    scale = 1.0
-    if WRITE:
-        scale = tl.load(scale_ptr)
-    if RANK > 0:
-        rank = tl.arange(0, RANK)
-        up = tl.load(up_ptr + row[:, None] * R + rank[None, :], mask=here & (rank < R)[None, :], other=0.0)
-        up = (up.to(tl.float32) * alpha).to(tl.float32)
-        below = down_ptr + rank[:, None] * N + cols[None, :]
-    for n in range(0, N, BLOCK_N):
-        live = (n + cols < N)[None, :]
-        x = tl.load(x_ptr + at + n, mask=here & live, other=0.0).to(tl.float32)
-        if RANK > 0:
-            down = tl.load(below + n, mask=(rank < R)[:, None] & live, other=0.0).to(tl.float32)
-            x = tl.dot(up, down, x, input_precision="tf32")
+    if tl.program_id(0) * BLOCK_M < rows:
+        x_ptr = tl.multiple_of(tl.load(weight).to(x_ptr.dtype), ALIGN)
+        out_ptr = tl.multiple_of(tl.load(weight + 3).to(out_ptr.dtype), ALIGN)
+        scale_ptr = tl.load(weight + 4).to(scale_ptr.dtype)
+        cols = tl.arange(0, BLOCK_N)
+        here = (row < rows)[:, None]
+        at = row.to(tl.int64)[:, None] * N + cols[None, :]
+        most = tl.zeros([BLOCK_M], dtype=tl.float32)
+        scale = 1.0
         if WRITE:
-            tl.store(out_ptr + at + n, (x / scale).to(out_ptr.dtype.element_ty), mask=here & live)
-        else:
-            most = tl.maximum(most, tl.max(tl.abs(x), 1))
-    if not WRITE:
-        tl.atomic_max(scale_ptr, tl.max(most, 0) / LARGEST)
+            scale = tl.load(scale_ptr)
+        if RANK > 0:
+            up_ptr = tl.load(weight + 1).to(up_ptr.dtype)
+            rank = tl.arange(0, RANK)
+            up = tl.load(up_ptr + row[:, None] * R + rank[None, :], mask=here & (rank < R)[None, :], other=0.0)
+            up = (up.to(tl.float32) * alpha).to(tl.float32)
+            down_ptr = tl.multiple_of(tl.load(weight + 2).to(down_ptr.dtype), ALIGN)
+            below = down_ptr + rank[:, None] * N + cols[None, :]
+        for n in range(0, N, BLOCK_N):
+            live = (n + cols < N)[None, :]
+            x = tl.load(x_ptr + at + n, mask=here & live, other=0.0).to(tl.float32)
+            if RANK > 0:
+                down = tl.load(below + n, mask=(rank < R)[:, None] & live, other=0.0).to(tl.float32)
+                x = tl.dot(up, down, x, input_precision="tf32")
+            if WRITE:
+                tl.store(out_ptr + at + n, (x / scale).to(out_ptr.dtype.element_ty), mask=here & live)
+            else:
+                most = tl.maximum(most, tl.max(tl.abs(x), 1))
+        if not WRITE:
+            tl.atomic_max(scale_ptr, tl.max(most, 0) / LARGEST)
 
 
-_launch_weight = Launcher(_quantize_weight)
+_launch_weights = Launcher(_quantize_weights)
 
 
-def quantize_weight(x: Tensor, adapter: tuple[Tensor, Tensor, float] | None, out: ScaledRows, write: bool) -> None:
-    """Quantize x [rows, n], with an adapter (up, down, alpha) merged, in two calls: without `write` they raise the
-    scale in `out` to what the rows need, with `write` they quantize by it. Several weights may share the scale."""
-    (rows, n), (up, down, alpha) = x.shape, adapter or (x, x, 0.0)
-    rank = up.shape[1] if adapter else 0
-    padded = max(16, triton.next_power_of_2(rank)) if rank else 0
-    _launch_weight((-(-rows // 16), 1, 1), (x, up, down, *out), (rows, alpha), (n, rank, padded, 16, 256, write), 4)
+class WideWeight(NamedTuple):
+    """A weight to be quantized."""
+
+    values: Tensor
+    """[rows, n]"""
+    adapter: tuple[Tensor, Tensor, float] | None
+    """(up, down, alpha): alpha × up × down is added first."""
+    out: ScaledRows
+    """What is written; several weights may share the scale."""
+
+
+def weight_quantizer(weights: Sequence[WideWeight]) -> Callable[[bool], None]:
+    """A function that quantizes these weights in two calls: False raises their scales to what they need, True writes.
+
+    A model has hundreds of weights; one launch serves all of the same width, whose addresses it reads from a table.
+    """
+    alike: dict[Any, list[tuple[Tensor, ...]]] = defaultdict(list)
+    for values, adapter, out in weights:
+        up, down, alpha = adapter or (values, values, 0.0)
+        rank = up.shape[1] if adapter else 0
+        alike[values.shape[1], rank, alpha, values.dtype, up.dtype, down.dtype].append((values, up, down, *out))
+    launches = []
+    for (n, rank, alpha, *_), group in alike.items():
+        table = [[*(tensor.data_ptr() for tensor in tensors), len(tensors[0])] for tensors in group]
+        padded = max(16, triton.next_power_of_2(rank)) if rank else 0
+        align = 1 if any(address % 16 for *addresses, _, _ in table for address in addresses) else 16
+        grid = (-(-max(row[-1] for row in table) // 128), len(table), 1)
+        tensors = (torch.tensor(table, device=group[0][0].device), *group[0])
+        launches.append((grid, tensors, (alpha,), (n, rank, padded, 128, 64, align)))
+
+    def quantize(write: bool) -> None:
+        for grid, tensors, numbers, constants in launches:
+            _launch_weights(grid, tensors, numbers, (*constants, write), 4)
+
+    return quantize
 
 
 @dataclass(frozen=True, slots=True)

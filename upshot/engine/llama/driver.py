@@ -21,7 +21,7 @@ from upshot.engine.kernels.plain import Rotation
 from upshot.engine.llama.attention import AttentionStep, attend_by, over_tokens
 from upshot.engine.llama.block import Layer, options_of
 from upshot.engine.llama.linear import embed, linear, write_to
-from upshot.engine.llama.merged import Merging, Weights
+from upshot.engine.llama.merged import Merging, Weights, refresh_all
 from upshot.engine.llama.shape import Shape, causal_lm, configs_of
 
 
@@ -73,16 +73,17 @@ def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 @contextmanager
-def out_of_training(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Inside, none of these modules is in training mode; each gets its own mode back, since modes may differ."""
-    loud = [module for module in modules if module.training]
-    for module in loud:
-        module.training = False
+def out_of_training(modules: Iterable[torch.nn.Module], training: bool = False) -> Iterator[None]:
+    """Inside, none of these modules is in training mode (all are, if `training`); each gets its own mode back, since
+    modes may differ."""
+    others = [module for module in modules if module.training is not training]
+    for module in others:
+        module.training = training
     try:
         yield
     finally:
-        for module in loud:
-            module.training = True
+        for module in others:
+            module.training = not training
 
 
 class ModuleDriver(Driver):
@@ -170,8 +171,7 @@ class BlockDriver(Driver):
             self._look_up()
             return
         with torch.no_grad():
-            for weight in self.weights.held:
-                weight.refresh()
+            refresh_all(self.weights.held)
 
     def release(self) -> None:
         """Drop merged weights until `take`, and restore weights that were merged in place."""

@@ -8,7 +8,7 @@ through `Projections8`. Embedding, head and norms keep their dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from upshot.core.errors import UserError
 from upshot.engine.llama.linear import TOGETHER, Projections, join_rows
-from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, merge_chunks
+from upshot.engine.llama.lora import adapters_of, base_module, base_weight, can_merge, is_plain, merge_chunks
 
 PROJECTIONS = (*(name for names in TOGETHER for name in names), "o_proj", "down_proj")
 FAMILIES8 = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
@@ -106,21 +106,28 @@ class Joined8:
             self.bias = torch.cat(biases, out=self.bias)
 
 
-def quantize_together(modules: Sequence[Any], values: Sequence[Tensor], scale: Tensor) -> None:
-    """Quantize the weights of several projections, adapters merged, with a common scale, into `values` and `scale`."""
-    from upshot.engine.kernels.fp8 import MOST_RANK, ScaledRows, quantize_weight
+def quantize_together(groups: Iterable[tuple[Sequence[Any], Sequence[Tensor], Tensor]]) -> None:
+    """Quantize the weights of projections, adapters merged: of each group (modules, values, scale) into `values` with a
+    common `scale`."""
+    from upshot.engine.kernels.fp8 import MOST_RANK, ScaledRows, WideWeight, weight_quantizer
 
-    weights = [(base_weight(module), adapters_of(module), out) for module, out in zip(modules, values, strict=True)]
-    scale.fill_(LEAST)
-    for write in (False, True):  # the first pass raises the scale to the largest one needed
-        for base, parts, out in weights:
-            if not parts:
-                quantize_weight(base, None, ScaledRows(out, scale), write)
-            elif len(parts) == 1 and parts[0].magnitude is None and parts[0].up.shape[1] <= MOST_RANK:
-                quantize_weight(base, parts[0][:3], ScaledRows(out, scale), write)
+    whole, chunked = [], []
+    for modules, values, scale in groups:
+        scale.fill_(LEAST)
+        for module, out in zip(modules, values, strict=True):
+            parts = adapters_of(module)
+            simple = not parts or (len(parts) == 1 and parts[0].magnitude is None and parts[0].up.shape[1] <= MOST_RANK)
+            if simple and is_plain(base_module(module)):
+                whole.append(WideWeight(base_weight(module), parts[0][:3] if parts else None, ScaledRows(out, scale)))
             else:
-                for rows, merged in merge_chunks(base, parts):
-                    quantize_weight(merged, None, ScaledRows(out[rows], scale), write)
+                chunked.append((module, parts, out, scale))
+    quantize = weight_quantizer(whole)
+    for write in (False, True):  # the first pass raises the scales to the largest ones needed
+        quantize(write)
+        for module, parts, out, scale in chunked:
+            whole_base = base_weight(module)
+            for rows, merged in merge_chunks(whole_base, parts) if parts else [(slice(None), whole_base)]:
+                weight_quantizer([WideWeight(merged, None, ScaledRows(out[rows], scale))])(write)
 
 
 def check_eight_bits(family: str, shape: Any, settings: Any, fused: bool) -> None:

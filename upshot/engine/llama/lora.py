@@ -106,9 +106,14 @@ def separate_adapters(module: Any) -> list[Adapter] | None:
     return adapters_of(module)
 
 
+def base_module(module: Any) -> Any:
+    """The module below the adapters."""
+    return module if is_plain(module) else module.get_base_layer()
+
+
 def base_weight(module: Any) -> Tensor:
     """The weight below the adapters, dequantized if it is quantized."""
-    base = module if is_plain(module) else module.get_base_layer()
+    base = base_module(module)
     if is_plain(base):
         return base.weight.detach()
     from peft.utils.integrations import dequantize_module_weight

@@ -18,7 +18,15 @@ from torch import Tensor
 
 from upshot.engine.llama.eight_bit import Joined8, Linear8, Projections8, check_projections, quantize_together
 from upshot.engine.llama.linear import OneWeight, Projections
-from upshot.engine.llama.lora import adapters_of, base_weight, can_merge, is_plain, merge_chunks, own_module
+from upshot.engine.llama.lora import (
+    adapters_of,
+    base_module,
+    base_weight,
+    can_merge,
+    is_plain,
+    merge_chunks,
+    own_module,
+)
 
 Merging = Literal["copy", "in place", "never"]
 
@@ -41,7 +49,7 @@ class MergedWeight:
         if narrow:
             check_projections(modules)
         self.modules, self.dtype = modules, dtype
-        self._bases = [m if is_plain(m) else m.get_base_layer() for m in modules]
+        self._bases = list(map(base_module, modules))
         rows, columns = sum(_shape(module)[0] for module in modules), _shape(modules[0])[1]
         device = self._bases[0].weight.device
         self.weight = torch.empty(rows, columns, dtype=torch.float8_e4m3fn if narrow else dtype, device=device)
@@ -50,18 +58,33 @@ class MergedWeight:
         self.bias = None if bias is None else torch.empty(rows, dtype=dtype, device=device)
         self.refresh()
 
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """Each projection's part of the weight."""
+        return self.weight.split([_shape(module)[0] for module in self.modules])
+
     def refresh(self) -> None:
         """Merge the adapters' present values."""
-        sizes = [_shape(module)[0] for module in self.modules]
-        rows = self.weight.split(sizes)
-        if self.scale is not None:
-            quantize_together(self.modules, rows, self.scale)
-        else:
-            for module, out in zip(self.modules, rows, strict=True):
+        refresh_all([self])
+
+    def merge(self) -> None:
+        """Bring up to date what is not in 8 bits."""
+        if self.scale is None:
+            for module, out in zip(self.modules, self.rows, strict=True):
                 write_merged(module, out)
         if self.bias is not None:
-            for base, out in zip(self._bases, self.bias.split(sizes), strict=True):
-                out.copy_(base.bias.detach())
+            torch.cat([base.bias.detach() for base in self._bases], out=self.bias)
+
+
+def refresh_all(held: Sequence[OneWeight | BorrowedWeight]) -> None:
+    """Bring weights up to date, those in 8 bits together."""
+    merged = [weight for weight in held if isinstance(weight, MergedWeight)]
+    quantize_together((w.modules, w.rows, w.scale) for w in merged if w.scale is not None)
+    for weight in held:
+        if isinstance(weight, MergedWeight):
+            weight.merge()
+        else:
+            weight.refresh()
 
 
 def _shape(module: Any) -> tuple[int, int]:
