@@ -74,6 +74,21 @@ def test_the_replies_to_one_prompt_are_in_one_micro_batch() -> None:
     assert sum(len(pack(own, "cpu", share=True).ids) for own in bins) == 4 * (64 + 6), "not 12 × 66"
 
 
+def test_replies_to_one_prompt_are_not_split_where_a_bin_is_half_full() -> None:
+    """In two micro-batches, their prompt would be computed twice."""
+
+    def group(number: int, replies: int) -> list[list[Datum]]:
+        ids = [[number] * 64 + [100 + reply] * 16 for reply in range(replies)]
+        return [[Datum(each, [0] * 64 + [1] * 16)] for each in ids]
+
+    units = [*group(0, 6), *group(1, 6), *group(2, 6)]  # 160 tokens each
+    assert [len(own) for own in micro_batches(units, 300, share=True)] == [6, 6, 6]
+    assert [len(own) for own in micro_batches(units, 330, share=True)] == [12, 6]
+    first = micro_batches(units, 440, share=True)
+    assert [len(own) for own in first] == [12, 6] and pack(first[0], "cpu", share=True).layout.tokens == 320
+    assert [len(own) for own in micro_batches([*group(0, 2), *group(1, 20)], 400, share=True)] == [17, 5]
+
+
 def test_the_turns_of_a_conversation_are_one_line_of_segments() -> None:
     ids = [i % 50 for i in range(70)]
     data = [Datum(ids[:n], [0] * m + [1] * (n - m)) for m, n in ((16, 32), (40, 48), (60, 70))]

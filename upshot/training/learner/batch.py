@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import compress, pairwise
 from typing import Any
 
@@ -59,6 +60,11 @@ class Datum:
     loss is added to the reply's, which stays the same with and without it."""
     source: Rollout | Branch | None = field(default=None, repr=False, compare=False)
     """The reply or branch it was made of, if any."""
+
+    @cached_property
+    def array(self) -> Ids:
+        """The ids, for comparing sequences."""
+        return np.array(self.ids, dtype=np.int32)
 
     @property
     def places(self) -> list[int]:
@@ -159,7 +165,7 @@ COLUMNS = ("old", "sampled", "advantages", "reference", "values", "returns", "we
 
 def pack(data: Sequence[Datum], device: torch.device | str, share: bool = False) -> TrainBatch:
     """Lay sequences end to end; with `share`, a beginning that several have in common is laid once."""
-    sequences = [np.array(datum.ids, dtype=np.int32) for datum in data]
+    sequences = [datum.array for datum in data]
     lengths = tuple(map(len, sequences))
     layout = tree(sequences) if share else end_to_end(lengths)
     ids, positions = np.empty((2, layout.tokens), dtype=np.int64)
@@ -212,25 +218,34 @@ def unpack(data: Sequence[Datum], values: Tensor) -> list[list[float]]:
 def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bool = False) -> list[list[Datum]]:
     """Units (one datum, or a pair that must stay together) in bins of at most `token_budget` flat tokens.
 
-    Longest units first. With `share`, units that begin alike are neighbours, and their common beginning counts once. A
-    unit larger than the budget gets its own bin.
+    Longest units first. With `share`, units that begin alike are neighbours, and their common beginning counts once;
+    they stay together if they fit and the bin before them is at least half full, since in two bins their beginning
+    would be computed twice. A unit larger than the budget gets its own bin.
     """
     token_budget = token_budget or WITHOUT_PLAN
-    ids = [[np.array(datum.ids, dtype=np.int32) for datum in unit] for unit in units]
+    ids = [[datum.array for datum in unit] for unit in units]
     sizes = [_added_tokens(sequences, []) if share else sum(map(len, sequences)) for sequences in ids]
     keys: list[Any] = [prefix_key(sequences[0]) for sequences in ids] if share else [-size for size in sizes]
-    bins: list[list[Datum]] = []
-    room = 0
+    runs: list[list[tuple[int, int]]] = []  # units that begin alike, each with the tokens that it adds
     last: list[Ids] = []
     for i in sorted(range(len(units)), key=keys.__getitem__):
         size = _added_tokens(ids[i], last) if share else sizes[i]
-        if bins and size <= room:
-            bins[-1].extend(units[i])
-            room -= size
-        else:
-            bins.append(list(units[i]))
-            room = token_budget - sizes[i]
+        if size == sizes[i]:
+            runs.append([])
+        runs[-1].append((i, size))
         last = ids[i]
+    bins: list[list[Datum]] = []
+    room = 0
+    for run in runs:
+        if room < sum(size for _, size in run) <= token_budget and room <= token_budget // 2:
+            room = 0
+        for i, size in run:
+            if bins and size <= room:
+                bins[-1].extend(units[i])
+                room -= size
+            else:
+                bins.append(list(units[i]))
+                room = token_budget - sizes[i]
     return bins
 
 
@@ -317,7 +332,7 @@ def prefix_key(ids: Ids) -> bytes:
 
 def worth_sharing(sequences: Sequence[Sequence[int] | Ids]) -> bool:
     """Whether a tree saves more tokens than it costs in keys that must be copied side by side for attention."""
-    layout = tree([np.array(ids, dtype=np.int32) for ids in sequences])
+    layout = tree([np.asarray(ids, dtype=np.int32) for ids in sequences])
     saved = sum(map(len, sequences)) - layout.tokens
     keys: list[int] = []  # that each segment attends to: its own, and those of the segments it continues
     for segment in layout.segments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -48,7 +49,9 @@ class Learner:
         exact: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.module = module
+        self.module = module.eval()
+        self._modules = [*module.modules()]
+        """A list, since with adapters a model has thousands of modules, and finding them takes milliseconds."""
         module.zero_grad(set_to_none=True)  # gradients that a caller left would be added to the first step's
         self.tokenizer = tokenizer
         self.config = config
@@ -104,15 +107,15 @@ class Learner:
     def forward_backward(self, units: Sequence[Sequence[Datum]], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of the objective over all units; what to log."""
         data = list(chain.from_iterable(units))
-        sequences = [datum.ids for datum in data]
+        sequences = [datum.array for datum in data]
         self.read += sum(map(len, sequences))
         objective.begin(data, self.max_tokens, self.config.length_norm)
         logs: Logs = {}
         self._rng = self._rng or random_states()
-        self.module.train()
         # Replies that share a beginning would share its noise.
         share = self.forward.shares and not objective.dropout and worth_sharing(sequences)
-        with nullcontext() if objective.dropout else without_dropout(self.module), self.forward.open():
+        mode = partial(out_of_training, training=True) if objective.dropout else without_dropout
+        with mode(self._modules), self.forward.open():
             chunks = micro_batches(self._share(units), self.config.token_budget, share)
             most = max(self.ranks.all_gather_object("chunks", len(chunks)))
             for chunk in chunks:
@@ -126,6 +129,7 @@ class Learner:
                     logs[name] = logs[name] + value if name in logs else value
             for _ in range(most - len(chunks)):  # others still have gradients to sum
                 self.optimizer.gather()
+        gc.collect(0)  # while the device computes; otherwise it would interrupt the next replies
         logs_of_rank = dict(zip(logs, torch.stack([*logs.values()]).tolist(), strict=True)) if logs else {}
         counts = {SEQUENCES: float(len(data)), TOKENS: float(objective.tokens)}
         return sum_by_name(self.ranks.all_gather_object("logs", logs_of_rank)) | counts
@@ -185,8 +189,8 @@ class Learner:
         """A column of what the model says of the data, beside each datum's ids."""
         rows: dict[int, list[float]] = {}
         units = self._share([[datum] for datum in data])
-        share = self.forward.shares and worth_sharing([datum.ids for datum in data])
-        with torch.no_grad(), out_of_training(self.module.modules()), self.forward.open():
+        share = self.forward.shares and worth_sharing([datum.array for datum in data])
+        with torch.no_grad(), out_of_training(self._modules), self.forward.open():
             for chunk in micro_batches(units, self.config.token_budget, share):
                 batch = pack(chunk, self.module.device, share)
                 values = column(self.forward.read(batch, self.temperature, value_head=head))

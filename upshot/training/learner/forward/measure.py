@@ -21,7 +21,7 @@ def measure_kept(module: Any, noise: bool = False, allocated: Callable[[], int] 
     def kept(tokens: int) -> int:
         batch = pack([Datum([i % words for i in range(tokens)], [0, *[1] * (tokens - 1)])], module.device)
         forward, empty = PackedForward(module, states_of(module)[0]()), allocated()
-        with nullcontext(module.train()) if noise else without_dropout(module), forward.open():
+        with nullcontext(module.train()) if noise else without_dropout([*module.modules()]), forward.open():
             hidden = forward.rows(batch)
             after = allocated()
             del hidden

@@ -10,7 +10,7 @@ state is that of its log-probability, computed in the forward, times a number th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from upshot.engine.kernels import plain
 from upshot.engine.kernels.plain import cap_logits
 from upshot.engine.llama.attention import attend_by, over_tokens
+from upshot.engine.llama.driver import out_of_training
 from upshot.engine.llama.shape import causal_lm, configs_of
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.learner.forward.attention import Attend, IndexedRows, PackedAttention
@@ -110,24 +111,22 @@ class ModuleHidden:
 
 
 @contextmanager
-def without_dropout(module: Any) -> Iterator[None]:
+def without_dropout(modules: Sequence[Any]) -> Iterator[None]:
     """Evaluation mode for forward and backward, in which gradient checkpointing still works.
 
     transformers checkpoints a layer only while that layer is in training mode. So such a layer is, but only until its
     own forward begins (and begins again, in the backward).
     """
-    module.eval()
-    layers = [layer for layer in module.modules() if vars(layer).get("gradient_checkpointing")]
+    layers = [layer for layer in modules if vars(layer).get("gradient_checkpointing")]
     functions = [layer._gradient_checkpointing_func for layer in layers]
-    try:
-        for layer, function in zip(layers, functions, strict=True):
-            layer.training = True
-            layer._gradient_checkpointing_func = _calm_layer(layer, function)
-        yield
-    finally:
-        for layer, function in zip(layers, functions, strict=True):
-            layer._gradient_checkpointing_func = function
-        module.train()
+    with out_of_training(modules), out_of_training(layers, training=True):
+        try:
+            for layer, function in zip(layers, functions, strict=True):
+                layer._gradient_checkpointing_func = _calm_layer(layer, function)
+            yield
+        finally:
+            for layer, function in zip(layers, functions, strict=True):
+                layer._gradient_checkpointing_func = function
 
 
 def _calm_layer(layer: Any, checkpoint: Callable[..., Any]) -> Callable[..., Any]:

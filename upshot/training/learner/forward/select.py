@@ -168,7 +168,7 @@ def disagreement(
     forward, half = make(), causal_lm(module).get_input_embeddings().weight.dtype != torch.float32
     limit, single = (0.2, 0.5) if half else (1e-3, 1e-3)
     for share in (True, False) if forward.shares else (False,):
-        with without_dropout(module), forward.open():
+        with without_dropout([*module.modules()]), forward.open():
             batch = pack(data, module.device, share)
             measured = _measure(module, lambda batch=batch: forward.read(batch, 1.0).logprobs)  # type: ignore[misc]
         gap = float((measured.logprobs - expected.logprobs).norm() / (expected.logprobs.norm() + 1e-6))
