@@ -41,6 +41,7 @@ from upshot.core.conversation import Conversation, Message, Row
 from upshot.core.score import Score
 from upshot.engine.engine import Engine, EngineSettings
 from upshot.models.engine_model import EngineModel
+from upshot.models.local import collect_rarely
 from upshot.models.rendering import Renderer
 from upshot.models.tiny import tiny_tokenizer
 from upshot.rewards.credit import MetricWeight
@@ -160,7 +161,7 @@ async def ours(
     rows = [Row(f"r{i}", (Message("user", words(i, options.prompt, vocab)),)) for i in range(options.prompts)]
     line = Timeline(model.engine, options.prompts) if options.user_ms else None
     gc.collect()
-    gc.freeze()  # as in a run: what it has imported stays, and searching it takes 0.3 s
+    collect_rarely()  # as in a run
     steps = []
     for number in range(options.repeats + 1):
         if device.type == "cuda":

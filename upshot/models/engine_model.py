@@ -15,6 +15,7 @@ from upshot.models import grammar as grammars
 from upshot.models.base import Completion, Model, ModelCallError, Request
 from upshot.models.openai_format import cut_at_stop
 from upshot.models.rendering import Renderer
+from upshot.models.tokens import decoder_of
 
 CHARACTERS_PER_ID = 32
 """More than ordinary text has on average (prose has 4, deeply indented code 10)."""
@@ -25,6 +26,7 @@ class EngineModel(Model):
 
     def __init__(self, engine: Engine, tokenizer: Any, name: str = "engine", renderer: Renderer | None = None) -> None:
         self.engine, self.tokenizer, self.name = engine, tokenizer, name
+        self._decode = decoder_of(tokenizer)
         if renderer is None and getattr(tokenizer, "chat_template", None):
             renderer = Renderer(tokenizer)
         self.renderer = renderer
@@ -155,7 +157,7 @@ class EngineModel(Model):
         tops = tuple(seq.tops) if seq.rules.top_logprobs else None
         if seq.given:
             return Completion("", seq.finish, ids, logprobs, (), len(seq.ids), version=seq.version, top_logprobs=tops)
-        text, finish = self.tokenizer.decode(seq.sampled, skip_special_tokens=True), seq.finish
+        text, finish = self._decode(seq.sampled, skip_special_tokens=True), seq.finish
         if sampling.stop:
             text, stopped = cut_at_stop(text, sampling.stop)
             finish = "stop" if stopped else finish

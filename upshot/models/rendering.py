@@ -21,7 +21,7 @@ from upshot.config.recipe import Recipe
 from upshot.core.conversation import Conversation, Message, Tools
 from upshot.core.errors import UserError
 from upshot.core.thought import MARKERS
-from upshot.models.tokens import GUARD, RECENT, SpecialTokens, TokenPieces
+from upshot.models.tokens import GUARD, RECENT, SpecialTokens, TokenPieces, decoder_of
 from upshot.models.turn_marks import TurnMarks, find_turn_marks
 
 STAND_IN = f"{GUARD}reply{GUARD}"
@@ -75,6 +75,7 @@ class Renderer:
         self.template_options = dict(template_options or {})
         self.think = think
         self._single = TokenPieces(tokenizer)
+        self.decode_ids = decoder_of(tokenizer)
         self._recent = lru_cache(RECENT)(self._render)
         self._shown: set[str] = set()
         """Roles whose messages the template is known to show."""
@@ -226,7 +227,7 @@ class Renderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids without end-of-turn and other special tokens."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return self.decode_ids(list(ids), skip_special_tokens=True)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """What each id spells, special tokens included; the ids of one character spell it with their last."""

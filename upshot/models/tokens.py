@@ -13,7 +13,7 @@ tokenizer whose model itself knows the special token as a word), a space is put 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
@@ -108,6 +108,20 @@ class SpecialTokens:
 def _any_of(texts: Collection[str]) -> str:
     """A pattern that matches the longest of these texts; without texts, it matches nothing."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
+
+
+def decoder_of(tokenizer: Any) -> Callable[..., str]:
+    """`tokenizer.decode` for lists of ids, with `skip_special_tokens` given.
+
+    transformers examines every id before, which takes longer than decoding; if it does nothing else, the tokenizers
+    library is called directly.
+    """
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind, backend = type(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
+    usual = getattr(kind, "decode", None) is PreTrainedTokenizerBase.decode
+    usual &= getattr(kind, "_decode", None) is PreTrainedTokenizerFast._decode
+    return backend.decode if backend and usual and not tokenizer.clean_up_tokenization_spaces else tokenizer.decode
 
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

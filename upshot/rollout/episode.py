@@ -81,7 +81,7 @@ class Policy:
         """The sample with the place of its thought, where it has one."""
         if self.think is None or self.renderer is None:
             return sample
-        decode = self.renderer.tokenizer.decode
+        decode = self.renderer.decode_ids
         text = decode(list(sample.ids), skip_special_tokens=False)
         before = decode(list(sample.context[-16:]), skip_special_tokens=False)
         opened = before.rstrip().endswith(self.think[0])
