@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -139,6 +140,15 @@ def test_a_frozen_copy_shares_the_base_until_its_adapters_add_something(make_lla
 def test_exact_mode_never_merges(make_llama: Make) -> None:
     engine = made(adapted(make_llama()), exact=True)
     assert isinstance(engine.runner.driver, ExactDriver)
+
+
+def test_adapters_are_merged_without_triton(make_llama: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU may lack it; only weights in 8 bits need its kernels."""
+    monkeypatch.setitem(sys.modules, "upshot.engine.kernels.fp8", None)  # importing it fails
+    engine = made(adapted(make_llama()))
+    assert driver_of(engine).weights.held
+    engine.weights_changed()
+    assert len(sampled(engine)[0]) > 6
 
 
 def test_disabled_adapters_are_off_in_the_sampler_after_the_next_change(make_llama: Make) -> None:

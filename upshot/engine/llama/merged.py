@@ -79,7 +79,8 @@ class MergedWeight:
 def refresh_all(held: Sequence[OneWeight | BorrowedWeight]) -> None:
     """Bring weights up to date, those in 8 bits together."""
     merged = [weight for weight in held if isinstance(weight, MergedWeight)]
-    quantize_together((w.modules, w.rows, w.scale) for w in merged if w.scale is not None)
+    if narrow := [(w.modules, w.rows, w.scale) for w in merged if w.scale is not None]:
+        quantize_together(narrow)
     for weight in held:
         if isinstance(weight, MergedWeight):
             weight.merge()
