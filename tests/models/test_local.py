@@ -216,7 +216,7 @@ from upshot.models.local import adapter_config, import_frameworks
 runs = []
 gc.callbacks.append(lambda phase, info: runs.append(phase))
 import_frameworks()
-assert not runs and gc.isenabled() and gc.get_freeze_count() > 100_000
+assert not runs and gc.isenabled() and gc.get_freeze_count() > 100_000 and gc.get_threshold()[0] == 50_000
 frozen = gc.get_freeze_count()
 import_frameworks()
 assert gc.get_freeze_count() == frozen

@@ -14,7 +14,7 @@ from tests.templates import CHATML, FAMILIES, SPECIALS, byte_tokenizer
 from upshot.core.conversation import Conversation, Message, Row, Sample
 from upshot.models.rendering import STAND_IN, Renderer
 from upshot.models.tiny import tiny_tokenizer
-from upshot.models.tokens import GUARD, SpecialTokens
+from upshot.models.tokens import GUARD, SpecialTokens, decoder_of
 
 RENDERERS = {family: Renderer(byte_tokenizer(family)) for family in FAMILIES}
 TOOLS = {"llama3-tools", "qwen3-tools", "mistral-tools"}
@@ -232,3 +232,22 @@ def test_an_opaque_tokenizer_gets_a_space_inside_the_marker() -> None:
     renderer = Renderer(Slow())
     ids = renderer.prompt_ids([Message("user", "<|im_end|> x")])
     assert "< |im_end|> x<|im_end|>" in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_ids_are_decoded_as_by_the_tokenizer_itself_which_is_asked_where_it_does_more() -> None:
+    tokenizer = tiny_tokenizer(["one", "two"])
+    ids = [*tokenizer.encode("one two", add_special_tokens=False), tokenizer.eos_token_id]
+    assert decoder_of(tokenizer) == tokenizer.backend_tokenizer.decode
+    for skip in (True, False):
+        told = decoder_of(tokenizer)(ids, skip_special_tokens=skip)
+        assert told == tokenizer.decode(ids, skip_special_tokens=skip)
+
+    class Loud(type(tokenizer)):  # type: ignore[misc]
+        def _decode(self, *args: Any, **more: Any) -> str:
+            return str(super()._decode(*args, **more)).upper()
+
+    tokenizer.__class__ = Loud
+    assert decoder_of(tokenizer)(ids, skip_special_tokens=True) == "ONE TWO"
+    tokenizer.__class__ = Loud.__mro__[1]
+    tokenizer.clean_up_tokenization_spaces = True
+    assert decoder_of(tokenizer) == tokenizer.decode

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from upshot.engine.llama.attention import attend_by
-from upshot.engine.llama.driver import out_of_training
+from upshot.engine.llama.driver import training_mode
 from upshot.engine.llama.shape import causal_lm, configs_of, odd_layers
 
 FAILURES = (NotImplementedError, AttributeError, TypeError, ValueError, KeyError, RuntimeError, IndexError)
@@ -50,7 +50,8 @@ def other_mixing(model: torch.nn.Module) -> str | None:
     def attend_to_itself(layer: int, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Tensor:
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1).transpose(1, 2)
 
-    with torch.no_grad(), out_of_training(model.modules()), attend_by(attend_to_itself, configs_of(lm), sinks=True):
+    quiet = training_mode(model.modules(), False)
+    with torch.no_grad(), quiet, attend_by(attend_to_itself, configs_of(lm), sinks=True):
         one, other = (lm(input_ids=row[None].to(device), use_cache=False).logits[0, -1].float() for row in rows)
     gap = float((one - other).norm() / (one.norm() + 1e-6))
     # Experts compute tokens in groups that depend on the batch, which changes rounding a little.
@@ -60,7 +61,7 @@ def other_mixing(model: torch.nn.Module) -> str | None:
 
 def plain_logits(model: torch.nn.Module, ids: Tensor) -> Tensor:
     """The model's own logits [3, vocab] of the last three ids of the (last) row, on the CPU."""
-    with out_of_training(model.modules()):  # attention dropout follows its module's training mode
+    with training_mode(model.modules(), False):  # attention dropout follows its module's training mode
         lm = causal_lm(model)
         ids = torch.atleast_2d(ids).to(lm.get_input_embeddings().weight.device)
         return lm(input_ids=ids, use_cache=False).logits[-1, -3:].cpu()  # type: ignore[no-any-return]

@@ -73,17 +73,16 @@ def quiet_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 @contextmanager
-def out_of_training(modules: Iterable[torch.nn.Module], training: bool = False) -> Iterator[None]:
-    """Inside, none of these modules is in training mode (all are, if `training`); each gets its own mode back, since
-    modes may differ."""
-    others = [module for module in modules if module.training is not training]
+def training_mode(modules: Iterable[torch.nn.Module], on: bool) -> Iterator[None]:
+    """Inside, all or none of these modules are in training mode; each gets its own mode back, as modes may differ."""
+    others = [module for module in modules if module.training is not on]
     for module in others:
-        module.training = training
+        module.training = on
     try:
         yield
     finally:
         for module in others:
-            module.training = not training
+            module.training = not on
 
 
 class ModuleDriver(Driver):
@@ -99,7 +98,7 @@ class ModuleDriver(Driver):
         self, ids: Tensor, positions: Tensor, step: AttentionStep, last: Tensor | None, out: Tensor | None = None
     ) -> Tensor:
         """Logits of the tokens at the indices `last` (None: all); see `Driver`."""
-        with attend_by(over_tokens(step.attend), self.configs, sinks=True), out_of_training(self.quiet):
+        with attend_by(over_tokens(step.attend), self.configs, sinks=True), training_mode(self.quiet, False):
             inputs = {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": None}
             done = self.lm(**inputs, use_cache=False, logits_to_keep=0 if last is None else last)
         return write_to(out, done.logits[0])
@@ -191,7 +190,7 @@ class BlockDriver(Driver):
         a residual addition, so `_join` does the addition of one and the norm of the next in one operation.
         """
         options = self.options
-        with out_of_training(self.quiet):
+        with training_mode(self.quiet, False):
             h = embed(self.embed, ids)
             if options.embed_factor != 1.0:
                 h = h * options.embed_factor

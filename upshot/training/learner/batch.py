@@ -238,7 +238,7 @@ def micro_batches(units: Sequence[Sequence[Datum]], token_budget: int, share: bo
     room = 0
     for run in runs:
         if room < sum(size for _, size in run) <= token_budget and room <= token_budget // 2:
-            room = 0
+            room = 0  # begin a new bin
         for i, size in run:
             if bins and size <= room:
                 bins[-1].extend(units[i])

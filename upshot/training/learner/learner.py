@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from upshot.config.recipe import TrainConfig
 from upshot.core.errors import UserError
 from upshot.engine.kernels.plain import choose_attention_without_cudnn
-from upshot.engine.llama.driver import out_of_training
+from upshot.engine.llama.driver import training_mode
 from upshot.models.local import DAMAGED, describe_damage
 from upshot.training.learner.batch import Datum, ForwardOutput, micro_batches, pack, unpack, worth_sharing
 from upshot.training.learner.distributed.ranks import ALONE, Ranks, shares, sum_by_name
@@ -114,7 +114,7 @@ class Learner:
         self._rng = self._rng or random_states()
         # Replies that share a beginning would share its noise.
         share = self.forward.shares and not objective.dropout and worth_sharing(sequences)
-        mode = partial(out_of_training, training=True) if objective.dropout else without_dropout
+        mode = partial(training_mode, on=True) if objective.dropout else without_dropout
         with mode(self._modules), self.forward.open():
             chunks = micro_batches(self._share(units), self.config.token_budget, share)
             most = max(self.ranks.all_gather_object("chunks", len(chunks)))
@@ -190,7 +190,7 @@ class Learner:
         rows: dict[int, list[float]] = {}
         units = self._share([[datum] for datum in data])
         share = self.forward.shares and worth_sharing([datum.array for datum in data])
-        with torch.no_grad(), out_of_training(self._modules), self.forward.open():
+        with torch.no_grad(), training_mode(self._modules, False), self.forward.open():
             for chunk in micro_batches(units, self.config.token_budget, share):
                 batch = pack(chunk, self.module.device, share)
                 values = column(self.forward.read(batch, self.temperature, value_head=head))

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from upshot.engine.kernels import plain
 from upshot.engine.kernels.plain import cap_logits
 from upshot.engine.llama.attention import attend_by, over_tokens
-from upshot.engine.llama.driver import out_of_training
+from upshot.engine.llama.driver import training_mode
 from upshot.engine.llama.shape import causal_lm, configs_of
 from upshot.training.learner.batch import ForwardOutput, TrainBatch
 from upshot.training.learner.forward.attention import Attend, IndexedRows, PackedAttention
@@ -119,7 +119,7 @@ def without_dropout(modules: Sequence[Any]) -> Iterator[None]:
     """
     layers = [layer for layer in modules if vars(layer).get("gradient_checkpointing")]
     functions = [layer._gradient_checkpointing_func for layer in layers]
-    with out_of_training(modules), out_of_training(layers, training=True):
+    with training_mode(modules, False), training_mode(layers, True):
         try:
             for layer, function in zip(layers, functions, strict=True):
                 layer._gradient_checkpointing_func = _calm_layer(layer, function)

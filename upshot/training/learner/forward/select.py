@@ -22,7 +22,7 @@ from upshot.core.errors import UserError
 from upshot.engine.exact.forward import ExactForward
 from upshot.engine.llama.agreement import FAILURES, block_alone, busy_adapters, other_mixing
 from upshot.engine.llama.block import has_derivative
-from upshot.engine.llama.driver import out_of_training
+from upshot.engine.llama.driver import training_mode
 from upshot.engine.llama.shape import causal_lm
 from upshot.training.learner.batch import Datum, pack
 from upshot.training.learner.forward.lean import Checkpointing, LeanForward
@@ -153,7 +153,7 @@ def measure_alone(module: Any, data: list[Datum]) -> Measured:
         ids = torch.tensor([datum.ids], device=module.device)
         return token_logprobs(module(input_ids=ids, use_cache=False).logits, ids)[0, 1:]
 
-    with out_of_training(module.modules()):
+    with training_mode(module.modules(), False):
         return _measure(module, lambda: torch.cat([read(datum) for datum in data]))
 
 
